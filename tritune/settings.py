@@ -1,0 +1,92 @@
+"""Paths and TRITUNE_* environment variables, in one place.
+
+Belongs here: where things lie. Never: reading or writing them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritune.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_HTTP_PORT = 8000
+DEFAULT_APP_PORT = 8501
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One installation: two values of `results` are two independent installations on one machine."""
+
+    root: Path
+    model_repo: Path
+    results: Path
+    database_url: str
+    embedded_env: Path
+    mnist_dir: Path | None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read TRITUNE_MODEL_REPO, _RESULTS, _DATABASE_URL, _EMBEDDED_ENV and _MNIST_DIR; relative paths count
+        from the current folder, defaults from the project's root.
+
+        Raises InputError where a variable names something that cannot be a folder.
+        """
+
+        def folder(variable: str, default: Path) -> Path:
+            text = environ.get(variable, "").strip()
+            path = Path(text).expanduser().absolute() if text else default
+            if path.exists() and not path.is_dir():
+                raise InputError(f"{variable}={text} is a file and must be a folder. Unset it or name a folder.")
+            return path
+
+        results = folder("TRITUNE_RESULTS", ROOT / "results")
+        mnist = environ.get("TRITUNE_MNIST_DIR", "").strip()
+        return cls(
+            root=ROOT,
+            model_repo=folder("TRITUNE_MODEL_REPO", ROOT / "model_repo"),
+            results=results,
+            database_url=environ.get("TRITUNE_DATABASE_URL", "").strip() or f"sqlite:///{results / 'tritune.db'}",
+            embedded_env=folder("TRITUNE_EMBEDDED_ENV", ROOT / ".triton"),
+            mnist_dir=Path(mnist).expanduser().absolute() if mnist else None,
+        )
+
+    @property
+    def server_file(self) -> Path:
+        """Which Triton this installation started or attached to."""
+        return self.results / "server.json"
+
+    @property
+    def server_log(self) -> Path:
+        return self.results / "server.log"
+
+    @property
+    def worker_lock(self) -> Path:
+        """An flock on this file elects the worker."""
+        return self.results / "worker.lock"
+
+    @property
+    def worker_log(self) -> Path:
+        return self.results / "worker.log"
+
+    @property
+    def app_lock(self) -> Path:
+        """Held shared by every running app, so that the worker knows that somebody watches."""
+        return self.results / "app.lock"
+
+    @property
+    def trials(self) -> Path:
+        """`trials/<id>/`: plan, samples, served configuration and logs of one trial."""
+        return self.results / "trials"
+
+    @property
+    def uploads(self) -> Path:
+        return self.results / "uploads"
+
+    @property
+    def cache(self) -> Path:
+        """Downloads that can be fetched again (the MNIST images)."""
+        return self.results / "cache"
