@@ -1,0 +1,231 @@
+"""What every store must do, on each database that is at hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tritune.errors import InputError, StoreError
+from tritune.plan import Configuration, JobKind, JobState, LoadPlan, TrialState
+from tritune.store import Store, study_number, trial_number
+
+PLAN = LoadPlan(model="mnist", concurrency=8)
+CONFIGURATION = Configuration(max_batch_size=16, dynamic_batching=True, preferred_batch_size=(4, 8))
+
+
+class Clock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'with a space' / 'tritune.db'}"
+    return str(request.getfixturevalue("postgresql_url"))
+
+
+@pytest.fixture
+def store(url: str, clock: Clock) -> Iterator[Store]:
+    store = Store(url, clock=clock)
+    yield store
+    store.close()
+
+
+def test_a_job_is_read_back_as_it_was_inserted(store: Store, clock: Clock) -> None:
+    job = store.job(store.insert_job(JobKind.TUNE, {"model": "mnist", "µ": [1, 2]}))
+    assert (job.kind, job.state, job.payload) == (JobKind.TUNE, JobState.WAITING, {"model": "mnist", "µ": [1, 2]})
+    assert job.created_at == clock.now
+    assert job.result is None
+
+
+def test_the_oldest_waiting_job_is_claimed_once(store: Store) -> None:
+    first, second = (store.insert_job(JobKind.TUNE, {}) for _ in range(2))
+    claimed = [store.claim("a"), store.claim("b"), store.claim("c")]
+    assert [job.id if job else None for job in claimed] == [first, second, None]
+
+
+def test_many_workers_never_share_a_job(store: Store) -> None:
+    jobs = [store.insert_job(JobKind.TUNE, {}) for _ in range(20)]
+
+    def claim_all(name: str) -> list[int]:
+        mine = []
+        while (job := store.claim(name)) is not None:
+            mine.append(job.id)
+        return mine
+
+    with ThreadPoolExecutor(4) as pool:
+        claimed = [job for mine in pool.map(claim_all, "abcd") for job in mine]
+    assert sorted(claimed) == jobs
+
+
+def test_a_heartbeat_carries_progress_and_brings_back_the_wish_to_cancel(store: Store) -> None:
+    job_id = store.insert_job(JobKind.LOAD_TEST, {})
+    store.claim("a")
+    assert store.heartbeat(job_id, "a", {"text": "Measuring", "fraction": 0.5})
+    assert store.job(job_id).progress["fraction"] == 0.5
+    store.request_cancel(job_id)
+    assert not store.heartbeat(job_id, "a")
+    assert store.job(job_id).state is JobState.RUNNING
+
+
+def test_a_waiting_job_is_cancelled_at_once_and_a_finished_one_stays_finished(store: Store) -> None:
+    waiting = store.insert_job(JobKind.TUNE, {})
+    store.request_cancel(waiting)
+    assert store.job(waiting).state is JobState.CANCELLED
+    done = store.insert_job(JobKind.TUNE, {})
+    store.claim("a")
+    store.finish_job(done, "a", JobState.FINISHED, result={"x": 1})
+    store.request_cancel(done)
+    assert store.job(done).state is JobState.FINISHED
+    assert store.claim("a") is None
+
+
+def test_only_the_worker_that_holds_a_job_can_end_it(store: Store) -> None:
+    job_id = store.insert_job(JobKind.TUNE, {})
+    store.claim("a")
+    assert not store.finish_job(job_id, "b", JobState.FINISHED)
+    assert store.finish_job(job_id, "a", JobState.FAILED, error="why")
+    assert not store.finish_job(job_id, "a", JobState.FINISHED)
+    assert store.job(job_id).error == "why"
+
+
+def test_the_jobs_of_a_lost_worker_fail_with_their_running_trials(store: Store, clock: Clock) -> None:
+    job_id = store.insert_job(JobKind.LOAD_TEST, {})
+    store.claim("a")
+    finished = store.start_trial(job_id, PLAN, configuration=CONFIGURATION, labels={}, note="")
+    store.finish_trial(finished, TrialState.FINISHED, measurement={"p99": 1})
+    running = store.start_trial(job_id, PLAN, configuration=CONFIGURATION, labels={}, note="")
+    clock.now += 5
+    assert store.fail_lost(older_than_s=20) == ()
+    clock.now += 20
+    assert store.fail_lost(older_than_s=20) == (job_id,)
+    assert store.job(job_id).state is JobState.FAILED
+    assert store.job(job_id).error == "worker lost"
+    assert store.trial(running).state is TrialState.FAILED
+    assert store.trial(finished).state is TrialState.FINISHED
+    assert not store.heartbeat(job_id, "a")
+
+
+def test_a_finished_trial_never_changes_apart_from_its_note(store: Store) -> None:
+    job_id = store.insert_job(JobKind.LOAD_TEST, {})
+    trial_id = store.start_trial(job_id, PLAN, configuration=CONFIGURATION, labels={"who": "me"}, note="before")
+    assert store.finish_trial(trial_id, TrialState.FINISHED, measurement={"x": 1}, provenance={"served_config": {}})
+    assert not store.finish_trial(trial_id, TrialState.FAILED, error="late")
+    store.annotate(trial_id, note="after")
+    trial = store.trial(trial_id)
+    assert (trial.state, trial.measurement, trial.note) == (TrialState.FINISHED, {"x": 1}, "after")
+    assert trial.labels == {"who": "me"}
+    assert trial.configuration == CONFIGURATION
+    assert trial.plan == PLAN
+    assert trial.to_dict()["x"] == 1
+
+
+def test_trials_are_listed_newest_first_and_by_model(store: Store) -> None:
+    job_id = store.insert_job(JobKind.LOAD_TEST, {})
+    other = LoadPlan(model="other", rate_rps=5.0)
+    ids = [store.start_trial(job_id, p, configuration=None, labels={}, note="") for p in (PLAN, other, PLAN)]
+    assert [trial.trial_id for trial in store.trials()] == ids[::-1]
+    assert [trial.trial_id for trial in store.trials(model="other")] == [ids[1]]
+
+
+def test_a_running_trial_is_not_deleted(store: Store) -> None:
+    job_id = store.insert_job(JobKind.LOAD_TEST, {})
+    trial_id = store.start_trial(job_id, PLAN, configuration=None, labels={}, note="")
+    with pytest.raises(InputError, match="Cancel it first"):
+        store.delete_trial(trial_id)
+    store.finish_trial(trial_id, TrialState.CANCELLED)
+    store.delete_trial(trial_id)
+    with pytest.raises(InputError, match="no trial"):
+        store.trial(trial_id)
+
+
+def test_ids_of_deleted_trials_are_not_given_again(store: Store) -> None:
+    job_id = store.insert_job(JobKind.LOAD_TEST, {})
+    first = store.start_trial(job_id, PLAN, configuration=None, labels={}, note="")
+    store.finish_trial(first, TrialState.FAILED)
+    store.delete_trial(first)
+    assert store.start_trial(job_id, PLAN, configuration=None, labels={}, note="") != first
+
+
+def test_a_second_store_on_the_same_database_sees_the_same_rows(store: Store, url: str) -> None:
+    job_id = store.insert_job(JobKind.TUNE, {})
+    again = Store(url)
+    assert again.job(job_id).id == job_id
+    again.close()
+
+
+@pytest.mark.parametrize("text", ["", "x", "t", "12x", "s3", "t-1", "t1.5", "²"])
+def test_what_is_not_a_trial_id_is_named(text: str) -> None:
+    with pytest.raises(InputError, match="is not a trial"):
+        trial_number(text)
+
+
+def test_ids_are_read_with_or_without_their_letter() -> None:
+    assert trial_number("t12") == trial_number(" 12 ") == 12
+    assert study_number("S7") == 7
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda folder: "nonsense", "not a usable address"),
+        (lambda folder: "sqlite:////proc/tritune/x.db", "cannot be made"),
+        (lambda folder: f"sqlite:///{folder}", "cannot be written"),
+        (lambda folder: f"sqlite:///{folder / 'text'}", "not a Tritune database"),
+        (lambda folder: "postgresql://u:secret@127.0.0.1:1/x", "could not be used"),
+    ],
+)
+def test_a_database_that_cannot_be_used_gets_one_sentence(make: object, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is no database at all " * 100)
+    with pytest.raises(StoreError, match=sentence) as raised:
+        Store(make(tmp_path))  # type: ignore[operator]
+    assert "secret" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_database_of_a_newer_tritune_is_left_alone(tmp_path: Path) -> None:
+    import sqlalchemy as sa
+
+    url = f"sqlite:///{tmp_path / 'tritune.db'}"
+    Store(url).close()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE meta SET value = '999'"))
+    engine.dispose()
+    with pytest.raises(StoreError, match="Update Tritune"):
+        Store(url)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_gets_one_sentence_and_keeps_what_was_finished(tmp_path: Path) -> None:
+    import subprocess
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)]).returncode:
+        pytest.skip("this machine does not let tests mount")
+    try:
+        store = Store(f"sqlite:///{disk / 'tritune.db'}")
+        first = store.insert_job(JobKind.TUNE, {})
+        with pytest.raises(StoreError, match="is full. Free some space"):
+            for _ in range(1000):
+                store.insert_job(JobKind.TUNE, {"x": "y" * 4000})
+        assert store.job(first).id == first
+        store.close()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
