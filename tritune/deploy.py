@@ -1,0 +1,279 @@
+"""Apply a configuration: write, reload, verify against what the server reports, measure the stall, roll back, undo.
+
+Belongs here: the order of these steps for one model on one Triton. Never: load tests, the store, widgets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tritune import model_config, onnx_model
+from tritune.errors import ConfigError, InputError, ServerDownError, ServerError, TritonRefusedError
+from tritune.model_config import ModelConfig
+from tritune.plan import Configuration, LoadPlan, Signature, TuneChange
+from tritune.repository import ModelRepository
+from tritune.triton import Triton
+
+PROBE_LEAD_S = 0.3
+PROBE_PAUSE_S = 0.05
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a change would write. `before` None: the model has no config.pbtxt yet."""
+
+    model: str
+    before: str | None
+    after: ModelConfig
+    diff: str
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self.before is not None and not self.diff
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A configuration that the server serves now.
+
+    `reload_ms`: how long Triton's load call took. `stall_ms`: the longest gap between two replies that one
+    back-to-back probe saw around the reload; None with `stall_reason` where nothing was served before.
+    `differences`: what the server reports otherwise than asked; empty when verified.
+    """
+
+    model: str
+    before: str | None
+    after: str
+    diff: str
+    reload_ms: float
+    stall_ms: float | None
+    stall_reason: str | None
+    served: Configuration
+    differences: tuple[str, ...]
+
+    @property
+    def verified(self) -> bool:
+        return not self.differences
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "before": self.before,
+            "after": self.after,
+            "diff": self.diff,
+            "reload_ms": self.reload_ms,
+            "stall_ms": self.stall_ms,
+            "stall_reason": self.stall_reason,
+            "served": self.served.to_dict(),
+            "verified": self.verified,
+            "differences": list(self.differences),
+        }
+
+
+def current_config(repository: ModelRepository, model: str) -> ModelConfig:
+    """The written configuration, or the one that Tritune would write where the folder has none.
+
+    Raises UnknownModelError, ConfigError (the file is not valid) and OnnxError.
+    """
+    entry = repository.entry(model)
+    if entry.has_config:
+        return repository.config(model)
+    if entry.onnx_path is None:
+        raise InputError(f"Model {model} has no version with a model.onnx. Publish one with `tritune model add`.")
+    return model_config.generate(onnx_model.inspect(entry.onnx_path), model)
+
+
+def preview(repository: ModelRepository, model: str, change: TuneChange) -> Preview:
+    """What `change` would write, checked by Triton's rules; writes nothing.
+
+    Raises InputError (or ConfigError) with the value, the limit and the next step where Triton would refuse it.
+    """
+    asked = model_config.change(current_config(repository, model), change)
+    return _preview(repository, model, asked)
+
+
+def _preview(repository: ModelRepository, model: str, asked: ModelConfig) -> Preview:
+    entry = repository.entry(model)
+    onnx = onnx_model.inspect(entry.onnx_path) if entry.onnx_path is not None else None
+    for finding in model_config.findings(asked, onnx, model):
+        if finding.severity == "error":
+            raise ConfigError(f"{finding.seen}: {finding.cause} {finding.fix}")
+    before = repository.config_text(model)
+    return Preview(model, before, asked, model_config.diff(before or "", asked.text))
+
+
+def tune(
+    triton: Triton, repository: ModelRepository, model: str, change: TuneChange, progress: Progress = lambda text: None
+) -> Applied:
+    """Write `change`, reload the model and verify it. On a refusal the last good configuration is served again.
+
+    Raises InputError before anything is written; TritonRefusedError with Triton's reason after the roll-back.
+    """
+    return apply(triton, repository, preview(repository, model, change), progress)
+
+
+def restore(
+    triton: Triton,
+    repository: ModelRepository,
+    model: str,
+    text: str,
+    progress: Progress = lambda text: None,
+) -> Applied:
+    """Serve an earlier config.pbtxt again: what undo does."""
+    return apply(triton, repository, _preview(repository, model, model_config.parse(text)), progress)
+
+
+def apply(
+    triton: Triton, repository: ModelRepository, wanted: Preview, progress: Progress = lambda text: None
+) -> Applied:
+    """Write, reload, verify; roll back on a refusal. Raises as `tune` does."""
+    model = wanted.model
+    was_served = triton.model_ready(model)
+    probe = _Probe(triton, model) if was_served else None
+    if probe is not None:
+        probe.start()
+    try:
+        progress(f"Writing config.pbtxt of {model}")
+        if not wanted.changes_nothing:
+            repository.write_config(model, wanted.after.text)
+        progress(f"Reloading {model}")
+        began = time.monotonic_ns()
+        try:
+            triton.load(model)
+            if not triton.model_ready(model):
+                raise TritonRefusedError(f"Triton answered the load of {model} and does not serve it.")
+            reload_ms = (time.monotonic_ns() - began) / 1e6
+        except ServerError as error:
+            raise _rolled_back(triton, repository, wanted, error) from error
+        if probe is not None:
+            probe.wait_for_reply()
+    finally:
+        if probe is not None:
+            probe.stop()
+    progress("Comparing with the configuration that the server reports")
+    served = model_config.from_served(triton.config(model))
+    return Applied(
+        model=model,
+        before=wanted.before,
+        after=wanted.after.text,
+        diff=wanted.diff,
+        reload_ms=reload_ms,
+        stall_ms=probe.longest_gap_ms() if probe is not None else None,
+        stall_reason=probe.reason if probe is not None else "The model was not served before.",
+        served=served.configuration,
+        differences=model_config.differences(wanted.after, served),
+    )
+
+
+def _rolled_back(
+    triton: Triton, repository: ModelRepository, wanted: Preview, error: ServerError
+) -> TritonRefusedError | ServerDownError:
+    """Serve the last good configuration again, and say how that went together with Triton's reason."""
+    if not wanted.changes_nothing:
+        if wanted.before is None:
+            repository.remove_config(wanted.model)
+        else:
+            repository.write_config(wanted.model, wanted.before)
+    if isinstance(error, ServerDownError):
+        return ServerDownError(f"{error} The previous config.pbtxt of {wanted.model} is in place again.")
+    reason = error.reason if isinstance(error, TritonRefusedError) else str(error)
+    try:
+        triton.load(wanted.model)
+        after = "The last good configuration is served again."
+    except ServerError as second:
+        after = f"The last good configuration could not be served either: {second}"
+    return TritonRefusedError(
+        f"Triton refused the new configuration of {wanted.model}: {reason} {after}", reason=reason
+    )
+
+
+def load(triton: Triton, repository: ModelRepository, model: str) -> Configuration:
+    """Load a model of the repository (or load it again) and return what is served.
+
+    Raises UnknownModelError, TritonRefusedError with Triton's reason, ServerDownError.
+    """
+    repository.entry(model)
+    triton.load(model)
+    if not triton.model_ready(model):
+        raise TritonRefusedError(f"Triton answered the load of {model} and does not serve it.")
+    return model_config.from_served(triton.config(model)).configuration
+
+
+class _Probe(threading.Thread):
+    """One request at a time, back to back, while a model reloads; remembers when each reply came."""
+
+    def __init__(self, triton: Triton, model: str) -> None:
+        super().__init__(name="reload-probe", daemon=True)
+        # A connection of its own: the caller's is busy with the load.
+        self._triton = Triton(triton.endpoints)
+        self._model = model
+        self._ended = threading.Event()
+        self._answered = threading.Event()
+        self._replies_ns: list[int] = []
+        self.reason: str | None = None
+
+    def start(self) -> None:
+        super().start()
+        self._answered.wait(5.0)
+        self._ended.wait(PROBE_LEAD_S)
+
+    def run(self) -> None:
+        try:
+            body, headers = probe_request(self._triton.signature(self._model), self._model)
+        except (InputError, ServerError) as error:
+            self.reason = f"No probe request could be made: {error}"
+            self._answered.set()
+            return
+        while not self._ended.is_set():
+            try:
+                status, _, answer = self._triton.infer(self._model, body, headers)
+            except ServerError:
+                status, answer = 0, b""
+            if status == 200:
+                self._replies_ns.append(time.monotonic_ns())
+                self._answered.set()
+            elif not self._replies_ns:
+                self.reason = f"The probe's request was refused: {answer[:200].decode(errors='replace')}"
+                self._answered.set()
+                return
+            else:
+                self._ended.wait(0.001)
+
+    def wait_for_reply(self, timeout_s: float = 30.0) -> None:
+        """Return when a reply has come after now, so that the gap is closed by a reply and not by us."""
+        have = len(self._replies_ns)
+        limit = time.monotonic() + timeout_s
+        while self.is_alive() and len(self._replies_ns) <= have and time.monotonic() < limit:
+            self._ended.wait(PROBE_PAUSE_S / 10)
+        self._ended.wait(PROBE_PAUSE_S)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(15.0)
+
+    def longest_gap_ms(self) -> float | None:
+        """The longest time between two replies; None below two replies."""
+        replies = self._replies_ns
+        if len(replies) < 2:
+            return None
+        return max(after - before for before, after in pairwise(replies)) / 1e6
+
+
+def probe_request(signature: Signature, model: str) -> tuple[bytes, dict[str, str]]:
+    """The smallest valid request: one sample, every free dimension 1. Returns (body, headers)."""
+    from loadgen import payload
+
+    shapes = {
+        tensor.name: tuple(1 if size < 0 else size for size in tensor.shape)
+        for tensor in signature.inputs
+        if any(size < 0 for size in tensor.shape)
+    }
+    plan = LoadPlan(model=model, concurrency=1, shapes=shapes)
+    return payload.http_request(signature, plan)

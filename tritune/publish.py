@@ -1,0 +1,90 @@
+"""From a model to a published version that a running server serves: the built-in MNIST, or any ONNX file.
+
+Belongs here: check, publish, load, in that order. Never: how a file is checked or a folder is written.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tritune import deploy, mnist, model_config, onnx_model, servers
+from tritune.errors import InputError, ServerDownError
+from tritune.plan import MODEL_NAME_PATTERN
+from tritune.repository import ModelRepository
+from tritune.settings import Settings
+
+MNIST_MODEL = "mnist"
+DEFAULT_OPSET = 17
+MNIST_MAX_BATCH_SIZE = 32
+
+Progress = Callable[[str], None]
+
+
+def build_mnist(
+    settings: Settings,
+    *,
+    opset: int | None = None,
+    simplify: bool = False,
+    retrain: bool = False,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Export the built-in network, publish it as the next version of `mnist`, and load it where a server is up.
+
+    Returns {"model", "version", "opset", "accuracy", "max_abs_difference", "loaded"}. Raises InputError,
+    DatasetError (only with `retrain`) and TritonRefusedError.
+    """
+    if retrain:
+        mnist.train(settings, progress=lambda text, fraction=None: progress(text))
+    progress("Exporting the MNIST network to ONNX")
+    with tempfile.TemporaryDirectory(prefix="tritune-export-") as folder:
+        path = mnist.export(opset or DEFAULT_OPSET, Path(folder), simplify=simplify)
+        result = _publish(settings, path, MNIST_MODEL, MNIST_MAX_BATCH_SIZE, progress)
+    _, metadata = mnist.weights()
+    return {**result, "opset": opset or DEFAULT_OPSET, "accuracy": float(metadata["accuracy"])}
+
+
+def add(settings: Settings, path: str | Path, name: str | None, *, progress: Progress) -> dict[str, Any]:
+    """Publish an ONNX file under `name` (default: the file's own) and load it where a server is up.
+
+    Returns {"model", "version", "loaded"}. Raises OnnxError, InputError and TritonRefusedError.
+    """
+    file = Path(path)
+    if name is None:
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", file.stem).strip(".-") or "model"
+    if not re.fullmatch(MODEL_NAME_PATTERN, name):
+        raise InputError(
+            f"{name!r} cannot be a model's name. Use up to 64 letters, digits, '_', '.' or '-', "
+            "beginning with a letter, a digit or '_'."
+        )
+    progress(f"Checking {file.name}")
+    onnx_model.check(file)
+    return _publish(settings, file, name, None, progress)
+
+
+def _publish(
+    settings: Settings, path: Path, name: str, max_batch_size: int | None, progress: Progress
+) -> dict[str, Any]:
+    repository = ModelRepository(settings.model_repo)
+    progress(f"Publishing {name}")
+    config = model_config.generate(onnx_model.inspect(path), name, max_batch_size)
+    version = repository.publish(name, path, config)
+    loaded = False
+    try:
+        triton = servers.connect(settings)
+    except ServerDownError:
+        progress(f"Published {name} version {version}; no server is running yet")
+    else:
+        if triton.has_model_control and status_is_ours(settings):
+            progress(f"Loading {name} version {version}")
+            deploy.load(triton, repository, name)
+            loaded = True
+    return {"model": name, "version": version, "loaded": loaded}
+
+
+def status_is_ours(settings: Settings) -> bool:
+    """Whether the server reads this installation's model repository: a remote one has its own."""
+    return servers.status(settings).kind is not servers.ServerKind.REMOTE

@@ -1,0 +1,390 @@
+"""One load test from start to stored measurement: what the worker does for a `load_test` job.
+
+The generator runs as a child; at both edges of the measurement window the server's statistics and the child's
+CPU time are read, so that every number is about the same stretch of time.
+
+Belongs here: the order of these steps and what ends a trial early. Never: formulas, statistics, widgets.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import tritune
+from loadgen import child as generator
+from loadgen import samples as sample_files
+from tritune import deploy, measurement, model_config, servers
+from tritune.errors import InputError, LoadTestError, ServerDownError, ServerError, TrituneError, UnknownModelError
+from tritune.plan import Configuration, GeneratorPlan, JobState, LoadPlan, Signature, TrialState
+from tritune.repository import ModelRepository
+from tritune.settings import Settings
+from tritune.store import Job, Store
+from tritune.triton import ModelStatistics, Triton
+
+POLL_S = 0.1
+SERVER_GONE_AFTER_S = 2.0
+MIN_FREE_BYTES = 64 * 1024 * 1024
+BYTES_PER_SAMPLE = 64
+ASSUMED_PEAK_RPS = 20_000
+
+
+class Context(Protocol):
+    """What a trial needs of the job it is part of."""
+
+    settings: Settings
+    store: Store
+    job: Job
+    ended: threading.Event
+
+    def progress(self, text: str, fraction: float | None = None, **extra: Any) -> None: ...
+
+
+class TrialEnded(Exception):
+    """A trial that was recorded and did not finish."""
+
+    def __init__(self, state: JobState, reason: str | None, result: Mapping[str, Any]) -> None:
+        super().__init__(reason)
+        self.state = state
+        self.reason = reason
+        self.result = result
+
+
+@dataclass(slots=True)
+class _Edge:
+    """What was read at one edge of the window."""
+
+    statistics: ModelStatistics | None
+    cpu_ns: int
+    processes: int
+
+
+def check_model(settings: Settings, triton: Triton, plan: LoadPlan) -> None:
+    """Raise UnknownModelError where the model is neither in the repository nor served."""
+    known = {entry.name for entry in ModelRepository(settings.model_repo).models()}
+    if plan.model in known or triton.model_ready(plan.model):
+        return
+    names = ", ".join(sorted(known)) or "none yet"
+    raise UnknownModelError(
+        f"There is no model {plan.model!r} in the repository or on the server. Known: {names}. "
+        "Publish one with `tritune model build` or `tritune model add FILE`."
+    )
+
+
+def run(context: Context, plan: LoadPlan, *, labels: Mapping[str, str], note: str) -> Mapping[str, Any]:
+    """Measure once and store it; returns {"trial_id"}.
+
+    Raises InputError or ServerError before anything is recorded, TrialEnded for a trial that was recorded and
+    was cancelled or failed.
+    """
+    settings, store = context.settings, context.store
+    context.progress("Looking at the server")
+    triton = servers.connect(settings)
+    check_model(settings, triton, plan)
+    repository = ModelRepository(settings.model_repo)
+    if not triton.model_ready(plan.model):
+        context.progress(f"Loading {plan.model}")
+        deploy.load(triton, repository, plan.model)
+    signature = triton.signature(plan.model)
+    check_batch(plan, signature)
+    check_disk(settings, plan)
+    served_config = triton.config(plan.model) if triton.has_model_config else None
+    served = model_config.from_served(served_config).configuration if served_config else None
+    asked = _asked(repository, plan.model)
+    trial_id = store.start_trial(context.job.id, plan, configuration=served, labels=labels, note=note)
+    folder = settings.trials / trial_id
+    provenance = _provenance(settings, triton, repository, plan.model, served_config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        measured, outcome = _measure(context, triton, plan, signature, folder, trial_id, asked, served)
+        (folder / "served_config.json").write_text(json.dumps(served_config, indent=1))
+    except Stopped as stopped:
+        _give_up(store, trial_id, folder, TrialState.CANCELLED, provenance, stopped.reason)
+        raise TrialEnded(JobState.CANCELLED, stopped.reason, {"trial_id": trial_id}) from stopped
+    except (TrituneError, OSError) as error:
+        reason = _full_disk(error, settings) or str(error)
+        _give_up(store, trial_id, folder, TrialState.FAILED, provenance, reason)
+        raise TrialEnded(JobState.FAILED, reason, {"trial_id": trial_id}) from error
+    except BaseException:
+        _give_up(store, trial_id, folder, TrialState.FAILED, provenance, "The trial ended unexpectedly.")
+        raise
+    provenance["generator_versions"] = dict(outcome.versions)
+    store.finish_trial(trial_id, TrialState.FINISHED, measurement=measured.to_dict(), provenance=provenance)
+    return {"trial_id": trial_id}
+
+
+class Stopped(Exception):
+    """The trial was cancelled."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _measure(
+    context: Context,
+    triton: Triton,
+    plan: LoadPlan,
+    signature: Signature,
+    folder: Path,
+    trial_id: str,
+    asked: Configuration | None,
+    served: Configuration | None,
+) -> tuple[measurement.Measurement, generator.Outcome]:
+    running = generator.start(GeneratorPlan(plan, triton.endpoints, signature), folder)
+    try:
+        first, last = _watch(context, triton, plan, running, trial_id)
+    except BaseException:
+        running.cancel()
+        raise
+    outcome = running.outcome()
+    if context.ended.is_set() or outcome.cancelled:
+        raise Stopped
+    context.progress("Computing percentiles and intervals", 1.0, trial_id=trial_id)
+    stream = folder / "samples.arrow"
+    samples = sample_files.read_stream(stream)
+    server = None
+    restarted = False
+    if first.statistics is not None and last.statistics is not None:
+        server = last.statistics.since(first.statistics)
+        restarted = server is None
+    measured = measurement.measure(
+        plan,
+        samples,
+        outcome,
+        server,
+        generator_cpu_ns=last.cpu_ns - first.cpu_ns,
+        generator_processes=max(first.processes, last.processes),
+        asked=asked,
+        served=served,
+        server_restarted=restarted,
+    )
+    sample_files.write_parquet(samples, folder / "samples.parquet")
+    stream.unlink()
+    return measured, outcome
+
+
+def _watch(
+    context: Context, triton: Triton, plan: LoadPlan, running: generator.Child, trial_id: str
+) -> tuple[_Edge, _Edge]:
+    """Follow the generator to its end; returns what was read at the window's edges."""
+    watch = _ServerWatch(triton)
+    first: _Edge | None = None
+    last: _Edge | None = None
+    limit = time.monotonic() + plan.warmup_s + plan.duration_s + plan.timeout_s + 60.0
+    while running.poll() is None:
+        if context.ended.is_set():
+            running.cancel()
+            raise Stopped
+        if time.monotonic() > limit:
+            running.cancel()
+            raise LoadTestError(
+                "The load generator did not end in time and was stopped. "
+                f"Its log is {running.folder / 'generator.log'}."
+            )
+        window = running.window()
+        now = time.monotonic_ns()
+        if window is not None and first is None and now >= window[0]:
+            first = _edge(triton, plan.model, running)
+        if window is not None and last is None and now >= window[1]:
+            last = _edge(triton, plan.model, running)
+        _report(context, running, plan, trial_id)
+        watch.check()
+        context.ended.wait(_pause_s(window, first, last))
+    running.outcome()
+    if first is None or last is None:
+        edge = _edge(triton, plan.model, running)
+        first, last = first or edge, last or edge
+    return first, last
+
+
+def _pause_s(window: tuple[int, int] | None, first: _Edge | None, last: _Edge | None) -> float:
+    """How long to wait until the next look: shorter where an edge of the window comes before."""
+    if window is None:
+        return POLL_S / 2
+    edge = window[0] if first is None else window[1] if last is None else None
+    if edge is None:
+        return POLL_S
+    return min(POLL_S, max(0.0005, (edge - time.monotonic_ns()) / 1e9))
+
+
+def _edge(triton: Triton, model: str, running: generator.Child) -> _Edge:
+    cpu_ns = running.cpu_ns()
+    try:
+        statistics = triton.statistics(model) if triton.has_statistics else None
+    except ServerError:
+        statistics = None
+    return _Edge(statistics, cpu_ns, running.processes())
+
+
+def _report(context: Context, running: generator.Child, plan: LoadPlan, trial_id: str) -> None:
+    live = running.live()
+    if live is None:
+        context.progress("Starting the load generator", 0.0, trial_id=trial_id)
+        return
+    total_s = plan.warmup_s + plan.duration_s
+    fraction = min(1.0, max(0.0, live.elapsed_s / total_s))
+    context.progress(
+        {"warmup": "Warming up", "measuring": "Measuring", "draining": "Waiting for the last answers"}.get(
+            live.phase, "Starting the load generator"
+        ),
+        fraction,
+        trial_id=trial_id,
+        remaining_s=max(0.0, total_s - live.elapsed_s),
+        live=live.to_dict(),
+    )
+
+
+class _ServerWatch:
+    """Ends a trial early where the server is gone, instead of recording connection errors to the end."""
+
+    def __init__(self, triton: Triton) -> None:
+        self._triton = Triton(triton.endpoints, timeout_s=2.0)
+        self._looked_at = time.monotonic()
+        self._gone_since: float | None = None
+
+    def check(self) -> None:
+        """Raise ServerDownError where nothing has listened at the address for a while."""
+        now = time.monotonic()
+        if now - self._looked_at < 0.5:
+            return
+        self._looked_at = now
+        if self._triton.listens():
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = now
+        elif now - self._gone_since >= SERVER_GONE_AFTER_S:
+            raise ServerDownError(
+                f"The server at {self._triton.endpoints.http} ended during the load test, so the trial failed. "
+                "Start it again with `tritune server start`; `tritune server logs` shows its last words."
+            )
+
+
+def check_batch(plan: LoadPlan, signature: Signature) -> None:
+    """Raise InputError where a request would be larger than the model takes: Triton never splits one."""
+    limit = signature.max_batch_size
+    if limit == 0 and plan.batch > 1:
+        raise InputError(
+            f"batch={plan.batch} needs a model that batches, and {plan.model} has max_batch_size 0. Use batch 1."
+        )
+    if limit and plan.batch > limit:
+        raise InputError(
+            f"batch={plan.batch} is above the model's max_batch_size {limit}; Triton refuses larger requests and "
+            f"never splits them. Use a batch of at most {limit}, or tune max_batch_size first."
+        )
+
+
+def check_disk(settings: Settings, plan: LoadPlan) -> None:
+    """Raise InputError where the samples of this plan might not fit on the disk under results/."""
+    settings.results.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(settings.results).free
+    rate = plan.rate_rps or ASSUMED_PEAK_RPS
+    needed = MIN_FREE_BYTES + int((plan.warmup_s + plan.duration_s) * rate * BYTES_PER_SAMPLE)
+    if free < needed:
+        raise InputError(
+            f"The disk under {settings.results} has {free / 1e6:.0f} MB free and this load test may need "
+            f"{needed / 1e6:.0f} MB. Free some space, shorten the test, or set TRITUNE_RESULTS to another disk."
+        )
+
+
+def _full_disk(error: BaseException, settings: Settings) -> str | None:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"The disk under {settings.results} became full during the load test, so this trial failed; finished "
+            "trials are kept. Free some space and run it again."
+        )
+    return None
+
+
+def _give_up(
+    store: Store, trial_id: str, folder: Path, state: TrialState, provenance: Mapping[str, Any], reason: str | None
+) -> None:
+    """Record the end of a trial that has no measurement; its samples go first, since they may fill the disk."""
+    for name in ("samples.arrow", "samples.parquet"):
+        (folder / name).unlink(missing_ok=True)
+    store.finish_trial(trial_id, state, provenance=provenance, error=reason)
+
+
+def _asked(repository: ModelRepository, model: str) -> Configuration | None:
+    """The written configuration, where this installation's repository has one."""
+    try:
+        if repository.entry(model).has_config:
+            return repository.config(model).configuration
+    except InputError:
+        return None
+    return None
+
+
+def _provenance(
+    settings: Settings,
+    triton: Triton,
+    repository: ModelRepository,
+    model: str,
+    served_config: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    metadata = triton.server_metadata()
+    status = servers.status(settings)
+    versions = repository.entry(model).versions if model in {m.name for m in repository.models()} else ()
+    return {
+        "served_config": served_config,
+        "model_version": max(versions) if versions else None,
+        "model_sha256": repository.model_hash(model, max(versions)) if versions else None,
+        "server_kind": str(status.kind) if status.kind else None,
+        "server_http": triton.endpoints.http,
+        "triton_version": metadata.get("version"),
+        "machine": machine(),
+        "tritune_version": tritune.__version__,
+        "git_commit": git_commit(settings.root),
+    }
+
+
+@lru_cache(maxsize=1)
+def machine() -> dict[str, Any]:
+    """What the load test ran on: processor, cores, memory, system."""
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        memory = 0
+    return {
+        "cpu": name,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(memory / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+@lru_cache(maxsize=4)
+def git_commit(root: Path) -> str | None:
+    """The commit of this checkout, with `+` where files differ from it; None outside a checkout."""
+    try:
+        git = ["git", "-C", str(root)]
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=5)
+        if commit.returncode:
+            return None
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def end_left_over_generators(settings: Settings) -> None:
+    """End the generators of a worker that was killed: only those that this installation's trials recorded."""
+    for record in settings.trials.glob("*/generator.json"):
+        generator.end_left_over(record)
