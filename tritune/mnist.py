@@ -10,7 +10,8 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tritune import onnx_model
 from tritune.errors import InputError, TrituneError
-from tritune.mnist_images import Images, load_images
+from tritune.mnist_images import PUBLISHED_SHA256, Images, load_images
 from tritune.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ __all__ = [
     "normalise",
     "sample_images",
     "train",
+    "trained_network",
     "weights",
 ]
 
@@ -151,6 +154,71 @@ def train(
     return result
 
 
+def weights(path: Path = WEIGHTS) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The trained weights and the figures stored with them: accuracy, test_images, train_images, epochs, seed, training,
+    training_s, torch, dataset, dataset_source, dataset_sha256. Raises TrituneError where they are missing or damaged.
+    """
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise TrituneError(
+            f"The weights {path} cannot be read ({error}). Restore the file from the repository, or train "
+            "it again with `tritune model build --retrain`."
+        ) from error
+
+
+def trained_network(path: Path = WEIGHTS) -> torch.nn.Module:
+    """The network with the trained weights, in evaluation mode (no dropout). Raises TrituneError."""
+    state, _ = weights(path)
+    module = network()
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise TrituneError(
+            f"The weights {path} do not fit the network. Train them again with `tritune model build --retrain`."
+        ) from error
+    return module.eval()
+
+
+def sample_images() -> list[tuple[Bytes, int]]:
+    """Twenty images of the MNIST test set, two of each digit in the order 0 to 9: grey values uint8 (28, 28), label.
+
+    Raises TrituneError where the file is missing or damaged.
+    """
+    try:
+        with np.load(SAMPLES, allow_pickle=False) as arrays:
+            images, labels = arrays["images"], arrays["labels"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise TrituneError(
+            f"The sample images {SAMPLES} cannot be read ({error}). Restore the file from the repository."
+        ) from error
+    return [(image, int(label)) for image, label in zip(images, labels, strict=True)]
+
+
+def export(opset: int, folder: Path, *, simplify: bool = False) -> Path:
+    """Write the trained network as `model.onnx` into `folder`, checked as onnx_model.export_module says.
+
+    The metadata holds the figures of the weights and, as `input` and `output`, what to send and what comes back.
+    Takes about a second. Raises InputError for an opset out of range, OnnxError where a check fails.
+    """
+    _, figures = weights()
+    target = folder / "model.onnx"
+    onnx_model.export_module(
+        trained_network(),
+        target,
+        input_shape=(1, 28, 28),
+        input_name=INPUT_NAME,
+        output_name=OUTPUT_NAME,
+        opset=opset,
+        metadata={**figures, "input": INPUT_TEXT, "output": OUTPUT_TEXT},
+        simplify=simplify,
+    )
+    return target
+
+
 def _fit(images: Images, epochs: int, seed: int, progress: Progress) -> torch.nn.Module:
     import torch
     from torch import nn
@@ -165,7 +233,7 @@ def _fit(images: Images, epochs: int, seed: int, progress: Progress) -> torch.nn
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         step, loss_mean = 0, math.nan
         for epoch in range(epochs):
-            for batch in torch.randperm(len(labels)).split(BATCH):
+            for batch in torch.randperm(len(labels)).split(BATCH):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
                 loss = nn.functional.nll_loss(module(inputs[batch]), labels[batch])
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -183,7 +251,7 @@ def _accuracy(module: torch.nn.Module, images: Images) -> float:
 
     inputs = torch.from_numpy(normalise(images.test_images))
     with torch.inference_mode():
-        named = torch.cat([module(part).argmax(dim=1) for part in inputs.split(1000)])
+        named = torch.cat([module(part).argmax(dim=1) for part in inputs.split(1000)])  # type: ignore[no-untyped-call]
     return float(np.mean(named.numpy() == images.test_labels))
 
 
@@ -199,8 +267,9 @@ def _write_weights(module: torch.nn.Module, result: TrainingResult, images: Imag
         "training": f"Adam {LEARNING_RATE:g} with cosine decay to 0, batch {BATCH}",
         "training_s": f"{result.duration_s:.0f}",
         "torch": torch.__version__,
-        "dataset": f"MNIST, {len(images.train_labels)} training images",
-        "dataset_source": _public_source(images.source),
+        "dataset": "MNIST" if images.sha256 == PUBLISHED_SHA256 else "images that are not the published MNIST",
+        "train_images": str(len(images.train_labels)),
+        "dataset_source": images.source,
         "dataset_sha256": result.dataset_sha256,
     }
     data = safetensors.torch.save(module.state_dict(), metadata=metadata)
@@ -211,14 +280,9 @@ def _write_weights(module: torch.nn.Module, result: TrainingResult, images: Imag
             file.flush()
             os.fsync(file.fileno())
         Path(file.name).chmod(0o644)
-        os.replace(file.name, result.path)
+        Path(file.name).replace(result.path)
     except OSError as error:
         raise TrituneError(
             f"The trained weights could not be written to {result.path}: {error.strerror}. "
             "Make the folder writable and train again."
         ) from error
-
-
-def _public_source(source: str) -> str:
-    """The source without this machine's paths: the weights travel."""
-    return source.split("=/")[0].split(" /")[0]

