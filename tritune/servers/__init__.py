@@ -1,0 +1,175 @@
+"""Where a Triton comes from: the embedded one, a remote one, later Docker's. One installation has one server.
+
+Belongs here: the one protocol of the three kinds and the choice between them. Never: what is measured on a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from tritune.errors import ServerDownError, ServerError
+from tritune.servers import embedded, record, remote
+from tritune.servers.record import ServerKind, ServerRecord, ServerState, ServerStatus
+from tritune.settings import Settings
+from tritune.triton import Triton
+
+__all__ = [
+    "Server",
+    "ServerKind",
+    "ServerState",
+    "ServerStatus",
+    "attach",
+    "connect",
+    "embedded",
+    "logs",
+    "remote",
+    "start",
+    "status",
+    "stop",
+]
+
+LOCK_WAIT_S = 180.0
+Progress = Callable[[str], None]
+
+
+class Server(Protocol):
+    """One kind of server; the modules embedded and remote are two. `known` is what server.json says of it."""
+
+    def status(self, settings: Settings, known: ServerRecord) -> ServerStatus: ...
+
+    def stop(self, settings: Settings, known: ServerRecord) -> None: ...
+
+    def logs(self, settings: Settings, lines: int) -> str: ...
+
+    def connect(self, settings: Settings, known: ServerRecord) -> Triton: ...
+
+
+def _server(kind: ServerKind) -> Server:
+    if kind is ServerKind.EMBEDDED:
+        return embedded
+    if kind is ServerKind.REMOTE:
+        return remote
+    raise ServerError("Docker servers are not built yet. Use `tritune server start` for the embedded Triton.")
+
+
+def _silent(_: str) -> None:
+    """Progress that nobody wants."""
+
+
+def start(
+    settings: Settings,
+    kind: ServerKind = ServerKind.EMBEDDED,
+    *,
+    port_base: int | None = None,
+    progress: Progress | None = None,
+) -> ServerStatus:
+    """Start this installation's Triton and load the repository's models, or return the one that runs already.
+
+    `port_base` P asks for the ports P (HTTP), P+1 (gRPC) and P+2 (metrics); where one is taken the next free
+    three are used and said. Raises ServerError where it cannot start, InputError for an impossible port.
+    """
+    say = progress or _silent
+    if kind is not ServerKind.EMBEDDED:
+        _server(kind)
+        raise ServerError("A remote server is attached to, not started. Use `tritune server attach URL`.")
+    with _one_at_a_time(settings):
+        now = status(settings)
+        if now.state in (ServerState.READY, ServerState.STARTING) and now.endpoints:
+            say(f"A Triton ({now.kind}) is running already at {now.endpoints.http}.")
+            return now
+        return embedded.start(settings, port_base=port_base, progress=say)
+
+
+def attach(
+    settings: Settings,
+    url: str,
+    *,
+    grpc: str | None = None,
+    metrics: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    tls: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> ServerStatus:
+    """Use a server that somebody else runs. Raises ServerError while an embedded one runs, InputError for a bad URL."""
+    say = progress or _silent
+    endpoints = remote.parse(url, grpc=grpc, metrics=metrics, headers=headers or {}, tls=tls)
+    with _one_at_a_time(settings):
+        known = record.read(settings)
+        if known and known.kind is ServerKind.EMBEDDED and known.is_running:
+            raise ServerError(
+                f"This installation's own Triton runs at {known.endpoints.http}. Stop it first: `tritune server stop`."
+            )
+        return remote.attach(settings, endpoints, progress=say)
+
+
+def status(settings: Settings) -> ServerStatus:
+    """How this installation's server is now; a start of the app finds a running one by server.json."""
+    known = record.read(settings)
+    if known is None:
+        return ServerStatus(ServerState.STOPPED)
+    return _server(known.kind).status(settings, known)
+
+
+def stop(settings: Settings) -> ServerStatus:
+    """End this installation's server (a remote one is only let go). Nothing to stop is no error."""
+    with _one_at_a_time(settings):
+        known = record.read(settings)
+        if known is not None:
+            _server(known.kind).stop(settings, known)
+        record.forget(settings)
+        embedded.clean_up(settings)
+    return ServerStatus(ServerState.STOPPED)
+
+
+def logs(settings: Settings, lines: int = 200) -> str:
+    """The last lines of the server's log; a sentence where there is none."""
+    known = record.read(settings)
+    return _server(known.kind if known else ServerKind.EMBEDDED).logs(settings, lines)
+
+
+def connect(settings: Settings) -> Triton:
+    """A client for the running server. Raises ServerDownError when none is up."""
+    known = record.read(settings)
+    now = _server(known.kind).status(settings, known) if known else ServerStatus(ServerState.STOPPED)
+    if known is None or now.state is ServerState.STOPPED:
+        raise ServerDownError("No Triton is running. Start one with `tritune server start` or on the Server page.")
+    if now.state is ServerState.STARTING:
+        raise ServerDownError("Triton is still starting. Wait for `tritune server status` to say ready.")
+    if now.state is ServerState.FAILED:
+        raise ServerDownError(
+            f"No Triton is running: {(now.reason or 'it failed').rstrip('.')}. Start it again with "
+            "`tritune server start`."
+            if known.kind is ServerKind.EMBEDDED
+            else f"{now.reason} Attach again with `tritune server attach URL` when it is back."
+        )
+    return _server(known.kind).connect(settings, known)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(settings: Settings) -> Iterator[None]:
+    """Start, attach and stop of one installation wait for each other, across processes."""
+    try:
+        settings.results.mkdir(parents=True, exist_ok=True)
+        file = (settings.results / "server.lock").open("a")
+    except OSError as error:
+        raise ServerError(
+            f"{settings.results} cannot be written ({error.strerror}). Make room there or set TRITUNE_RESULTS."
+        ) from error
+    with file:
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ServerError(
+                        f"Another start or stop of this server has been going on for {LOCK_WAIT_S:.0f} s. "
+                        "Look at `tritune server logs`."
+                    ) from error
+                time.sleep(0.1)
+        yield

@@ -1,0 +1,449 @@
+"""The Triton backend "onnxruntime" of the embedded server, as a Python-based backend.
+
+Belongs here: what NVIDIA's C++ backend does with a model on a CPU: completing a missing configuration,
+refusing one that does not fit the ONNX file (in NVIDIA's words, so that advice found elsewhere applies),
+session options from the configuration, and running a batch as one. Never: anything of Tritune; this file is
+copied into the server's private folder and runs under the Python of .triton/ (numpy < 2), one process an instance.
+
+Behaviour follows triton-inference-server/onnxruntime_backend, src/onnxruntime.cc and onnxruntime_utils.cc.
+Not here: execution accelerators, ragged batches, implicit sequence state; each is refused.
+"""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+DEFAULT_MAX_BATCH_SIZE = 4  # Triton's --backend-config=default-max-batch-size
+SEQUENCE_CONTROLS = (
+    "CONTROL_SEQUENCE_START",
+    "CONTROL_SEQUENCE_END",
+    "CONTROL_SEQUENCE_READY",
+    "CONTROL_SEQUENCE_CORRID",
+)
+CONFIG_TYPES = {
+    "tensor(bool)": "TYPE_BOOL",
+    "tensor(uint8)": "TYPE_UINT8",
+    "tensor(uint16)": "TYPE_UINT16",
+    "tensor(uint32)": "TYPE_UINT32",
+    "tensor(uint64)": "TYPE_UINT64",
+    "tensor(int8)": "TYPE_INT8",
+    "tensor(int16)": "TYPE_INT16",
+    "tensor(int32)": "TYPE_INT32",
+    "tensor(int64)": "TYPE_INT64",
+    "tensor(bfloat16)": "TYPE_BF16",
+    "tensor(float16)": "TYPE_FP16",
+    "tensor(float)": "TYPE_FP32",
+    "tensor(double)": "TYPE_FP64",
+    "tensor(string)": "TYPE_STRING",
+}
+
+
+class InvalidArgument(Exception):
+    """The configuration, the model or a request is refused; the text is what NVIDIA's backend says."""
+
+
+class TensorInfo:
+    """One tensor of the model: `type` as in config.pbtxt, `dims` with the batch dimension and -1 for unknown ones."""
+
+    __slots__ = ("dims", "name", "type")
+
+    def __init__(self, node):
+        if not node.type.startswith("tensor("):
+            kind = {"seq(": "SEQUENCE", "map(": "MAP", "sparse_tensor(": "SPARSETENSOR"}
+            name = next((text for prefix, text in kind.items() if node.type.startswith(prefix)), "UNKNOWN")
+            raise InvalidArgument(
+                f"Unsupported ONNX Type 'ONNX_TYPE_{name}' for I/O '{node.name}', expected 'ONNX_TYPE_TENSOR'."
+            )
+        self.name = node.name
+        self.type = CONFIG_TYPES.get(node.type, "TYPE_INVALID")
+        self.dims = [dim if isinstance(dim, int) else -1 for dim in node.shape]
+
+
+def shape_text(dims):
+    """Dimensions as Triton prints them: [-1,3,224,224]."""
+    return "[" + ",".join(str(dim) for dim in dims) + "]"
+
+
+# --- completing a configuration ------------------------------------------------------------------------------------
+
+
+def is_complete(config):
+    """Whether inputs and outputs are both given: NVIDIA's backend then completes nothing at all."""
+    return bool((config.get("input") or config.get("batch_input")) and config.get("output"))
+
+
+def complete(config, inputs, outputs):
+    """Fill the configuration (a dict, changed in place) from the model's tensors, as NVIDIA's AutoCompleteConfig.
+
+    Raises InvalidArgument where batching is asked of a model that has no variable first dimension.
+    """
+    name = config.get("name", "")
+    max_batch_size = int(config.get("max_batch_size") or 0)
+    if all(tensor.dims and tensor.dims[0] == -1 for tensor in (*inputs, *outputs)):
+        if max_batch_size == 0:
+            max_batch_size = config["max_batch_size"] = DEFAULT_MAX_BATCH_SIZE
+            pb_utils.Logger.log_warn(
+                f"autofilled max_batch_size to {max_batch_size} for model '{name}' since batching is supporrted but "
+                "no max_batch_size is specified in model configuration. Must specify max_batch_size to utilize "
+                "autofill with a larger max batch size"
+            )
+        if max_batch_size > 1 and "sequence_batching" not in config and "dynamic_batching" not in config:
+            config["dynamic_batching"] = {}
+    elif max_batch_size != 0:
+        raise InvalidArgument(
+            f"autofill failed for model '{name}': model does not support batching while non-zero max_batch_size"
+            " is specified"
+        )
+    if not config.get("input") and not config.get("batch_input"):
+        config["input"] = [_completed(tensor, max_batch_size) for tensor in inputs]
+    if not config.get("output"):
+        config["output"] = [_completed(tensor, max_batch_size) for tensor in outputs]
+
+
+def _completed(tensor, max_batch_size):
+    dims = tensor.dims[1:] if max_batch_size > 0 else list(tensor.dims)
+    entry = {"name": tensor.name, "data_type": tensor.type, "dims": dims or [1]}
+    if not dims and max_batch_size > 0:
+        entry["reshape"] = {"shape": []}
+    return entry
+
+
+# --- refusing a configuration that does not fit the model ----------------------------------------------------------
+
+
+def validate(name, config, inputs, outputs, initializers=()):
+    """Compare the configuration with the model's tensors; raise InvalidArgument in NVIDIA's words where they differ."""
+    _refuse_unsupported(name, config)
+    max_batch_size = int(config.get("max_batch_size") or 0)
+    expected = _expected_inputs(config)
+    if len(inputs) != expected:
+        raise InvalidArgument(
+            f"unable to load model '{name}', configuration expects {expected} inputs, model provides {len(inputs)}"
+        )
+    for entry in config.get("input", []):
+        if entry.get("optional") and max_batch_size != 0:
+            raise InvalidArgument(
+                f"unable to load model '{name}', optional input '{entry['name']}' is not supported for models that "
+                "support batching"
+            )
+        _validate_tensor(name, "input", entry, (*inputs, *initializers), max_batch_size)
+    for entry in config.get("output", []):
+        _validate_tensor(name, "output", entry, outputs, max_batch_size)
+
+
+def _refuse_unsupported(name, config):
+    ragged = [entry["name"] for entry in config.get("input", []) if entry.get("allow_ragged_batch")]
+    fields = ["allow_ragged_batch"] if ragged else []
+    fields += [field for field in ("batch_input", "batch_output") if config.get(field)]
+    if (config.get("sequence_batching") or {}).get("state"):
+        fields.append("sequence_batching.state")
+    if fields:
+        raise InvalidArgument(
+            f"unable to load model '{name}', {' and '.join(fields)} is not supported by the embedded server's "
+            "onnxruntime backend; serve this model with NVIDIA's container"
+        )
+
+
+def _expected_inputs(config):
+    count = sum(1 for entry in config.get("input", []) if not entry.get("optional"))
+    for control_input in (config.get("sequence_batching") or {}).get("control_input", []):
+        count += sum(1 for control in control_input.get("control", []) if control.get("kind") in SEQUENCE_CONTROLS)
+    return count
+
+
+def _validate_tensor(name, direction, entry, tensors, max_batch_size):
+    by_name = {tensor.name: tensor for tensor in tensors}
+    tensor = by_name.get(entry["name"])
+    if tensor is None:
+        raise InvalidArgument(
+            f"unexpected inference {direction} '{entry['name']}', allowed {direction}s are: "
+            + ", ".join(sorted(by_name))
+        )
+    data_type = entry.get("data_type", "TYPE_INVALID")
+    if data_type not in CONFIG_TYPES.values():
+        raise InvalidArgument(f"unsupported datatype {data_type} for {direction} '{entry['name']}' for model '{name}'")
+    if data_type != tensor.type:
+        provided = "TYPE_BYTES" if tensor.type == "TYPE_STRING" else tensor.type
+        raise InvalidArgument(
+            f"unable to load model '{name}', configuration expects datatype {data_type} for {direction} "
+            f"'{entry['name']}', model provides {provided}"
+        )
+    dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry.get("dims", [])
+    dims = [int(dim) for dim in dims]
+    if tensor.dims:
+        compare_dims(name, tensor, dims, max_batch_size, exact=direction == "output")
+    elif any(dim != 1 for dim in dims):
+        raise InvalidArgument(
+            f"unable to load model '{name}', scalar tensor '{tensor.name}', should only provide 1 in the model "
+            f"configuration when the model doesn't support batching. Model configuration provided: {shape_text(dims)}."
+        )
+
+
+def compare_dims(name, tensor, dims, max_batch_size, *, exact):
+    """Inputs may be narrower than the model's, outputs (`exact`) must be equal: NVIDIA's CompareDimsSupported."""
+    batching = max_batch_size > 0
+    if batching and tensor.dims[0] != -1:
+        raise InvalidArgument(
+            f"model '{name}', tensor '{tensor.name}': for the model to support batching the shape should have at "
+            "least 1 dimension and the first dimension must be -1; but shape expected by the model is "
+            + shape_text(tensor.dims)
+        )
+    full = [-1, *dims] if batching else dims
+    fits = len(full) == len(tensor.dims) and all(
+        ours == theirs or (theirs == -1 and not exact) for ours, theirs in zip(full, tensor.dims, strict=True)
+    )
+    if fits:
+        return
+    start = (
+        f"model '{name}', tensor '{tensor.name}': the model expects {len(tensor.dims)} dimensions (shape "
+        f"{shape_text(tensor.dims)}) but the model configuration specifies {len(full)} dimensions "
+    )
+    if batching:
+        raise InvalidArgument(
+            start + "(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+            f"making complete shape {shape_text(full)})"
+        )
+    raise InvalidArgument(start + f"(shape {shape_text(full)})")
+
+
+# --- the session ---------------------------------------------------------------------------------------------------
+
+
+def parameter(config, key):
+    """The string value of `parameters { key: ... }`, or None."""
+    value = (config.get("parameters") or {}).get(key)
+    return None if value is None else value.get("string_value", "")
+
+
+def whole_number(text):
+    """std::stoi, which NVIDIA's backend uses: leading digits count, none is an error."""
+    match = re.match(r"\s*[+-]?\d+", text)
+    if not match:
+        raise InvalidArgument(f"failed to convert '{text}' to integral number")
+    return int(match.group())
+
+
+def boolean(text):
+    """true/on/1 and false/off/0 in any case."""
+    if text.lower() in ("true", "on", "1"):
+        return True
+    if text.lower() in ("false", "off", "0"):
+        return False
+    raise InvalidArgument(f"failed to convert '{text}' to boolean")
+
+
+def available_cores():
+    """Cores this process may use: its affinity, cut by the control group's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+
+
+def thread_counts(config, cores):
+    """(intra, inter) op threads: what `parameters` say, else each instance gets its share of the cores.
+
+    Every instance is a process with its own ONNX Runtime; left to itself each would take all cores.
+    inter 0 leaves ONNX Runtime's default.
+    """
+    intra = whole_number(parameter(config, "intra_op_thread_count") or "0")
+    inter = whole_number(parameter(config, "inter_op_thread_count") or "0")
+    if intra <= 0:
+        instances = sum(int(group.get("count") or 1) for group in config.get("instance_group", [])) or 1
+        intra = max(1, cores // instances)
+    return intra, max(0, inter)
+
+
+def session_options(config, ort):
+    """ort.SessionOptions from `optimization.graph.level` and `parameters`, as NVIDIA's ModelState."""
+    options = ort.SessionOptions()
+    levels = ort.GraphOptimizationLevel
+    optimization = config.get("optimization") or {}
+    level = int((optimization.get("graph") or {}).get("level") or 0)
+    options.graph_optimization_level = {
+        -1: levels.ORT_ENABLE_BASIC,
+        1: levels.ORT_ENABLE_EXTENDED,
+        2: levels.ORT_DISABLE_ALL,
+    }.get(level, levels.ORT_ENABLE_ALL)
+    accelerators = (optimization.get("execution_accelerators") or {}).get("cpu_execution_accelerator") or []
+    for accelerator in accelerators:
+        raise InvalidArgument(f"unknown Execution Accelerator '{accelerator.get('name', '')}' is requested")
+    mode = whole_number(parameter(config, "execution_mode") or "0")
+    if mode not in (0, 1):
+        raise InvalidArgument(
+            f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
+        )
+    options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
+    intra, inter = thread_counts(config, available_cores())
+    options.intra_op_num_threads = intra
+    if inter:
+        options.inter_op_num_threads = inter
+    for key, attribute in (("enable_mem_arena", "enable_cpu_mem_arena"), ("enable_mem_pattern", "enable_mem_pattern")):
+        text = parameter(config, key)
+        if text is not None:
+            setattr(options, attribute, boolean(text))
+    key = "session.use_device_allocator_for_initializers"
+    if parameter(config, key) is not None:
+        options.add_session_config_entry(key, parameter(config, key))
+    for library in (config.get("model_operations") or {}).get("op_library_filename", []):
+        options.register_custom_ops_library(library)
+    return options
+
+
+def model_file(version_folder, config):
+    """The ONNX file of a version: `default_model_filename`, else model.onnx; a folder holds a model.onnx."""
+    path = Path(version_folder) / (config.get("default_model_filename") or "model.onnx")
+    if path.is_dir():
+        path = path / "model.onnx"
+    if not path.exists():
+        raise InvalidArgument(f"unable to find '{path}' for model instance '{config.get('name', '')}'")
+    return path
+
+
+def ort_message(error):
+    """An ONNX Runtime exception in the words of NVIDIA's backend: onnx runtime error 7: ..."""
+    match = re.match(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", str(error), re.DOTALL)
+    return f"onnx runtime error {match[1]}: {match[2]}" if match else f"onnx runtime error 1: {error}"
+
+
+def open_session(path, options, ort):
+    """A session on the file itself (not its bytes: weights may lie beside it)."""
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's own exception types share no base
+        raise InvalidArgument(ort_message(error)) from error
+
+
+class TritonPythonModel:
+    """What Triton's Python backend calls; one object in one process for each instance."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config):
+        config = auto_complete_model_config.as_dict()
+        if is_complete(config):
+            return auto_complete_model_config  # and ONNX Runtime is not even imported: a reload is shorter
+        import onnxruntime as ort
+
+        # The Python backend does not say where the model lies; the stub's command line does.
+        argument = Path("/proc/self/cmdline").read_bytes().split(b"\0")[1]
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = open_session(model_file(Path(os.fsdecode(argument)).parent, config), options, ort)
+        complete(config, list(map(TensorInfo, session.get_inputs())), list(map(TensorInfo, session.get_outputs())))
+        return auto_complete_model_config
+
+    def initialize(self, args):
+        import onnxruntime as ort
+
+        name = args["model_name"]
+        config = json.loads(args["model_config"])
+        options = session_options(config, ort)
+        path = model_file(Path(args["model_repository"]) / args["model_version"], config)
+        session = open_session(path, options, ort)
+        inputs = list(map(TensorInfo, session.get_inputs()))
+        outputs = list(map(TensorInfo, session.get_outputs()))
+        validate(name, config, inputs, outputs, list(map(TensorInfo, session.get_overridable_initializers())))
+        self._name = name
+        self._session = session
+        self._batches = int(config.get("max_batch_size") or 0) > 0
+        self._outputs = [entry["name"] for entry in config["output"]]
+        self._strings = any(entry["data_type"] == "TYPE_STRING" for entry in config["input"])
+        # A tensor without dimensions is [1] to Triton, unless the configuration reshapes it (then Triton itself does).
+        self._scalar_inputs = {tensor.name for tensor in inputs if not tensor.dims}
+        scalars = {tensor.name for tensor in outputs if not tensor.dims}
+        self._scalar_outputs = {
+            entry["name"]: [int(dim) for dim in entry["dims"]]
+            for entry in config["output"]
+            if entry["name"] in scalars and "reshape" not in entry
+        }
+        self._run_options = None
+        shrinkage = parameter(config, "memory.enable_memory_arena_shrinkage")
+        if shrinkage is not None:
+            self._run_options = ort.RunOptions()
+            self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", shrinkage)
+        pb_utils.Logger.log_info(
+            f"{args['model_instance_name']}: {path.name}, ONNX Runtime {ort.__version__}, "
+            f"{options.intra_op_num_threads} intra-op threads"
+        )
+
+    def execute(self, requests):
+        if len(requests) == 1 or not self._batches:
+            return [self._answer(request) for request in requests]
+        feeds = []
+        try:
+            feeds = [self._feed(request) for request in requests]
+            joined = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+            names = self._requested(requests)
+            outputs = self._run(names, joined)
+        except Exception:
+            # One request of the batch is bad (an index out of range, say): only that one may fail.
+            return [self._answer(request) for request in requests]
+        total = len(next(iter(joined.values())))
+        if any(np.ndim(output) == 0 or len(output) != total for output in outputs):
+            shapes = ", ".join(shape_text(np.shape(output)) for output in outputs)
+            message = f"model '{self._name}' answered a batch of {total} with outputs of shape {shapes}"
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(message)) for _ in requests]
+        responses = []
+        start = 0
+        for feed in feeds:
+            end = start + len(next(iter(feed.values())))
+            # Slices along the first axis are contiguous views: Triton copies them once, into shared memory.
+            responses.append(self._response(names, [output[start:end] for output in outputs]))
+            start = end
+        return responses
+
+    def _answer(self, request):
+        """One request by itself: no copy of its input, and its own error."""
+        try:
+            feed = self._feed(request)
+            names = self._requested([request])
+            return self._response(names, self._run(names, feed))
+        except Exception as error:  # the edge: whatever a request causes is that request's answer
+            message = str(error) if isinstance(error, InvalidArgument) else ort_message(error)
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(message))
+
+    def _feed(self, request):
+        feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        if self._strings:
+            for name, array in feed.items():
+                if array.dtype == np.object_:
+                    feed[name] = self._text(name, array)
+        for name in self._scalar_inputs:
+            if name in feed:
+                feed[name] = feed[name].reshape(())
+        return feed
+
+    def _text(self, name, array):
+        """ONNX strings are text; Triton's are bytes."""
+        try:
+            flat = [item.decode() for item in array.ravel()]
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"input '{name}' of model '{self._name}' is not UTF-8 text: {error}") from error
+        return np.array(flat, dtype=np.object_).reshape(array.shape)
+
+    def _requested(self, requests):
+        """The outputs that some request of the batch asked for, so that ONNX Runtime computes no others."""
+        if len(self._outputs) == 1:
+            return self._outputs
+        wanted = set()
+        for request in requests:
+            wanted.update(request.requested_output_names())
+        return [name for name in self._outputs if name in wanted]
+
+    def _run(self, names, feed):
+        return self._session.run(names, feed, self._run_options)
+
+    def _response(self, names, outputs):
+        if self._scalar_outputs:
+            outputs = [
+                np.asarray(output).reshape(self._scalar_outputs.get(name, np.shape(output)))
+                for name, output in zip(names, outputs, strict=True)
+            ]
+        return pb_utils.InferenceResponse(list(map(pb_utils.Tensor, names, outputs)))
