@@ -155,14 +155,18 @@ def train(
 
 
 def weights(path: Path = WEIGHTS) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The trained weights and the figures stored with them: accuracy, test_images, train_images, epochs, seed, training,
-    training_s, torch, dataset, dataset_source, dataset_sha256. Raises TrituneError where they are missing or damaged.
+    """The trained weights and the figures stored with them: accuracy, test_images, train_images, epochs, seed,
+    training, training_s, torch, dataset, dataset_source, dataset_sha256.
+
+    Raises TrituneError where the file is missing or damaged.
     """
     import safetensors
 
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # The format keeps no order, and an export shall give the same bytes each time.
+            return state, dict(sorted((file.metadata() or {}).items()))
     except (OSError, safetensors.SafetensorError) as error:
         raise TrituneError(
             f"The weights {path} cannot be read ({error}). Restore the file from the repository, or train "
@@ -189,9 +193,9 @@ def sample_images() -> list[tuple[Bytes, int]]:
     Raises TrituneError where the file is missing or damaged.
     """
     try:
-        with np.load(SAMPLES, allow_pickle=False) as arrays:
+        with SAMPLES.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise TrituneError(
             f"The sample images {SAMPLES} cannot be read ({error}). Restore the file from the repository."
         ) from error

@@ -168,10 +168,10 @@ def _read_folder(folder: Path) -> Files:
     return files
 
 
-def _read(file: BinaryIO | gzip.GzipFile, name: str, limit: int = IDX_LIMIT_BYTES) -> bytes:
-    data = file.read(limit + 1)
-    if len(data) > limit:
-        raise DatasetError(f"{name} holds more than {limit // 2**20} MiB")
+def _read(file: BinaryIO | gzip.GzipFile, name: str) -> bytes:
+    data = file.read(IDX_LIMIT_BYTES + 1)
+    if len(data) > IDX_LIMIT_BYTES:
+        raise DatasetError(f"{name} holds more than {IDX_LIMIT_BYTES} bytes")
     return data
 
 

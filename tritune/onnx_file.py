@@ -60,6 +60,10 @@ def read(path: Path) -> onnx.ModelProto:
     named = all(node.op_type for node in graph.node) and all(value.name for value in (*graph.input, *graph.output))
     if not (0 < proto.ir_version < 1000 and proto.opset_import and graph.node and graph.output and named):
         raise OnnxError(_why_not_onnx(path, data))
+    texts = [proto.producer_name, proto.producer_version, *(value.name for value in (*graph.input, *graph.output))]
+    texts += [text for entry in proto.metadata_props for text in (entry.key, entry.value)]
+    if not all(isinstance(text, str) for text in texts):  # protobuf hands out bytes where they are not UTF-8
+        raise OnnxError(f"{path} is damaged: it holds names that are not text. Copy or export the model again.")
     return proto
 
 
@@ -113,7 +117,7 @@ def external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
         if tensor.data_location != tensor.EXTERNAL:
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        name = entries.get("location", "")
+        name = str(entries.get("location", ""))
         end = sum(int(entries[key]) for key in ("offset", "length") if entries.get(key, "").isdecimal())
         needed[name] = max(needed.get(name, 0), end)
     folder = path.parent.resolve()
