@@ -279,12 +279,13 @@ def _write_weights(module: torch.nn.Module, result: TrainingResult, images: Imag
     data = safetensors.torch.save(module.state_dict(), metadata=metadata)
     try:
         result.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=result.path.parent, prefix=".mnist-", delete=False) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(result.path)
+        with tempfile.TemporaryDirectory(prefix=".mnist-", dir=result.path.parent) as folder:
+            draft = Path(folder) / "weights"
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(result.path)
     except OSError as error:
         raise TrituneError(
             f"The trained weights could not be written to {result.path}: {error.strerror}. "

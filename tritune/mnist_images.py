@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import io
 import math
 import os
@@ -189,7 +190,7 @@ def _download(url: str, timeout_s: float) -> Files:
         try:
             with urllib.request.urlopen(f"{url}{name}.gz", timeout=timeout_s) as answer:
                 files[name] = _gunzip(io.BytesIO(_read(answer, name)), name)
-        except (OSError, ValueError) as error:  # URLError and a timeout are OSErrors
+        except (OSError, ValueError, http.client.HTTPException) as error:  # URLError and a timeout are OSErrors
             raise DatasetError(str(getattr(error, "reason", error))) from error
     return files
 
@@ -300,11 +301,13 @@ def _write_cache(cache: Path, files: Files) -> None:
     """Keep a download; a cache that cannot be written costs the next download and nothing else."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            with tempfile.NamedTemporaryFile(dir=cache, prefix=f".{name}-", delete=False) as file:
-                file.write(gzip.compress(data, compresslevel=1, mtime=0))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(file.name).replace(cache / f"{name}.gz")
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=cache) as folder:
+            for name, data in files.items():
+                draft = Path(folder) / f"{name}.gz"
+                with draft.open("wb") as file:
+                    file.write(gzip.compress(data, compresslevel=1, mtime=0))
+                    file.flush()
+                    os.fsync(file.fileno())
+                draft.replace(cache / draft.name)
     except OSError:
         return

@@ -116,14 +116,13 @@ def external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
     for tensor in _tensors(proto):
         if tensor.data_location != tensor.EXTERNAL:
             continue
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        name = str(entries.get("location", ""))
-        end = sum(int(entries[key]) for key in ("offset", "length") if entries.get(key, "").isdecimal())
+        entries = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+        name = entries.get("location", "")
+        end = sum(int(value) for key in ("offset", "length") if (value := entries.get(key, "")[:20]).isdecimal())
         needed[name] = max(needed.get(name, 0), end)
-    folder = path.parent.resolve()
     for name, end in needed.items():
         file = path.parent / name
-        if not name or not file.resolve().is_relative_to(folder):
+        if not name or not _is_inside(file, path.parent):
             raise OnnxError(
                 f"{path} takes weights from {name!r}, outside its own folder. Put them beside it and export it again."
             )
@@ -135,6 +134,13 @@ def external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
         if (size := file.stat().st_size) < end:
             raise OnnxError(f"{file} is cut short: it has {size} bytes and {path.name} needs {end}. Copy it again.")
     return tuple(sorted(needed))
+
+
+def _is_inside(file: Path, folder: Path) -> bool:
+    try:
+        return file.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
+        return False
 
 
 def _tensors(message: Any) -> Iterator[onnx.TensorProto]:

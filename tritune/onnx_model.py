@@ -29,7 +29,7 @@ MAX_OPSET = 24
 TOLERANCE = 1e-4
 _EXPORTER_MAX_OPSET = 20
 _BATCHES = (7, 11)
-"""Two batch sizes that no model has as a dimension by accident of being small and round."""
+"""Two sizes to infer shapes with; odd ones, so that a fixed dimension is hardly mistaken for the batch."""
 
 _DATATYPES = {
     "FLOAT": "FP32",

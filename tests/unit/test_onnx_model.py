@@ -268,10 +268,11 @@ def test_missing_or_short_outside_weights_are_named(path: Path) -> None:
         onnx_model.inspect(path)
 
 
-@pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "", "link"])
+@pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "", "link", "loop", "nul\0byte"])
 def test_outside_weights_must_lie_in_the_models_folder(path: Path, location: str) -> None:
     proto = linear()
     (path.parent / "link").symlink_to("/etc/hostname")
+    (path.parent / "loop").symlink_to("loop")
     weight = proto.graph.initializer[0]
     weight.data_location = TensorProto.EXTERNAL
     weight.external_data.add(key="location", value=location)
