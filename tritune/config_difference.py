@@ -67,20 +67,16 @@ def _short(message: Any, name: str) -> str:
     """One field's value in one line."""
     from google.protobuf import text_format
 
-    if not _has(message, name):
-        return "nothing"
+    value, field = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
+    if field.message_type is None and isinstance(value, str | int | float):
+        return f"{value}" if value != "" else "nothing"
     part = type(message)()
-    for field, value in message.ListFields():
-        if field.name == name:
-            if field.message_type is None and isinstance(value, str | int):
-                return str(value)
-            part.MergeFrom(message)
-            for other, _ in message.ListFields():
-                if other.name != name:
-                    part.ClearField(other.name)
-    return str(
-        text_format.MessageToString(part, as_one_line=True, use_short_repeated_primitives=True, as_utf8=True)
-    ).strip()
+    part.CopyFrom(message)
+    for other, _ in message.ListFields():
+        if other.name != name:
+            part.ClearField(other.name)
+    text = text_format.MessageToString(part, as_one_line=True, use_short_repeated_primitives=True, as_utf8=True)
+    return str(text).strip().removeprefix(f"{name}: ") or "nothing"
 
 
 def _tensors(tensors: Any) -> list[tuple[Any, ...]]:
