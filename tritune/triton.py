@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,16 @@ import urllib3
 
 from tritune.errors import InputError, ServerDownError, ServerError, TritonRefusedError
 from tritune.plan import MODEL_NAME_PATTERN, Endpoints, Signature, TensorSpec
+from tritune.triton_statistics import ModelStatistics, StatisticsDifference, parse_metrics, parse_statistics
+
+__all__ = [
+    "ModelStatistics",
+    "StatisticsDifference",
+    "Triton",
+    "check_model_name",
+    "plain_reason",
+    "signature_of_config",
+]
 
 TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 600.0
@@ -29,91 +40,24 @@ _TRACE = re.compile(r"\s*At:\n(\s+\S+\(\d+\): \S+\n?)+")
 _CODE = re.compile(r"(?:Internal|Invalid argument|Unavailable|Not found|Unsupported): (?:InvalidArgument: )?")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatistics:
-    """Triton's cumulative counters of one model, its versions added up, at one moment.
-
-    `taken_ns` is time.monotonic_ns(); the `_ns` sums charge every request of a batch the whole batch's compute
-    time, so they are per request. `batch_executions` maps a batch size to its executions.
-    """
-
-    taken_ns: int
-    inference_count: int
-    execution_count: int
-    success_count: int
-    fail_count: int
-    success_ns: int
-    queue_ns: int
-    compute_input_ns: int
-    compute_infer_ns: int
-    compute_output_ns: int
-    batch_executions: Mapping[int, int]
-    versions: tuple[str, ...]
-
-    def since(self, before: ModelStatistics) -> StatisticsDifference | None:
-        """What happened after `before`; None where the two are not of one series (a reload or restart between)."""
-        counters = [name for name in self.__slots__ if name not in ("batch_executions", "versions")]
-        steps = {name: getattr(self, name) - getattr(before, name) for name in counters}
-        sizes = {
-            size: self.batch_executions.get(size, 0) - before.batch_executions.get(size, 0)
-            for size in sorted({*self.batch_executions, *before.batch_executions})
-        }
-        if self.versions != before.versions or min([*steps.values(), *sizes.values()]) < 0:
-            return None
-
-        requests = steps["success_count"]
-        executions = steps["execution_count"]
-
-        def per_request_us(name: str) -> float | None:
-            return steps[name] / requests / 1e3 if requests else None
-
-        return StatisticsDifference(
-            inference_count=steps["inference_count"],
-            execution_count=executions,
-            success_count=requests,
-            fail_count=steps["fail_count"],
-            average_batch=steps["inference_count"] / executions if executions else None,
-            batch_sizes={size: count for size, count in sizes.items() if count},
-            queue_us=per_request_us("queue_ns"),
-            compute_input_us=per_request_us("compute_input_ns"),
-            compute_infer_us=per_request_us("compute_infer_ns"),
-            compute_output_us=per_request_us("compute_output_ns"),
-            window_s=steps["taken_ns"] / 1e9,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StatisticsDifference:
-    """What a server did between two readings. Times are per successful request, None where there was none;
-    `average_batch` is inferences per execution, None where nothing was executed.
-    """
-
-    inference_count: int
-    execution_count: int
-    success_count: int
-    fail_count: int
-    average_batch: float | None
-    batch_sizes: Mapping[int, int]
-    queue_us: float | None
-    compute_input_us: float | None
-    compute_infer_us: float | None
-    compute_output_us: float | None
-    window_s: float
-
-
 @dataclass(slots=True)
 class Triton:
     """A client for one server; keeps its connections alive and may be used from several threads.
 
     `before_load` is called with a model's name before every load and raises where it must not be loaded;
-    `reason_of` is called after a refused load with the name and gives the server log's words, if it has any.
+    `reason_of` is called after a refused load with the name and gives the server log's words, if it has any;
+    `path_shown` is (the path that the server knows the repository by, the path that people know).
+    `can_control` False: it is known not to let models be loaded, whatever its metadata say.
     """
 
     endpoints: Endpoints
     timeout_s: float = TIMEOUT_S
     before_load: Callable[[str], None] | None = None
     reason_of: Callable[[str], str | None] | None = None
+    path_shown: tuple[str, str] | None = None
+    can_control: bool = True
     _pool: urllib3.HTTPConnectionPool = field(init=False, repr=False)
+    _extensions: frozenset[str] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         self._pool = _pool(self.endpoints.http, self.endpoints.tls)
@@ -138,6 +82,35 @@ class Triton:
         """Whether the server takes requests."""
         return self._health("/v2/health/ready")
 
+    def listens(self) -> bool:
+        """Whether anything listens at the address; says nothing about what it is, and costs the server nothing."""
+        try:
+            socket.create_connection((self._pool.host, self._pool.port or 80), timeout=CONNECT_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
+
+    @property
+    def has_model_control(self) -> bool:
+        """Whether models can be loaded and unloaded there."""
+        return self.can_control and "model_repository" in self._known_extensions()
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the server keeps statistics."""
+        return "statistics" in self._known_extensions()
+
+    @property
+    def has_model_config(self) -> bool:
+        """Whether the server shows the configuration that it serves."""
+        return "model_configuration" in self._known_extensions()
+
+    def _known_extensions(self) -> frozenset[str]:
+        if self._extensions is None:
+            names = self.server_metadata().get("extensions") or []
+            self._extensions = frozenset(str(name).partition("(")[0] for name in names)
+        return self._extensions
+
     def server_metadata(self) -> dict[str, Any]:
         """Name, version and extensions, as the server gives them."""
         return self._object("/v2", "describe itself")
@@ -145,7 +118,8 @@ class Triton:
     def index(self) -> list[dict[str, Any]]:
         """Every model the server knows: name, and once it was loaded version, state and reason."""
         answer = self._json("POST", "/v2/repository/index", {}, what="list the models")
-        return answer if isinstance(answer, list) else []
+        rows = answer if isinstance(answer, list) else []
+        return [{**row, "reason": self._shown(row["reason"])} if row.get("reason") else row for row in rows]
 
     def metrics(self) -> dict[str, float] | None:
         """Prometheus samples by full name with labels; None where there is no metrics endpoint."""
@@ -298,13 +272,19 @@ class Triton:
             content = None
         if answer.status == 200 and content is not None:
             return content
-        reason = _reason(answer.status, content, answer.data)
+        reason = self._shown(_reason(answer.status, content, answer.data))
         raise TritonRefusedError(f"The server would not {what}: {reason}", status=answer.status, reason=reason)
+
+    def _shown(self, text: str) -> str:
+        """Triton's words without a Python trace and with paths that mean something outside it."""
+        text = _TRACE.sub("", text)
+        return text.replace(*self.path_shown) if self.path_shown else text
 
     def _why_not_loaded(self, name: str, said: str) -> str:
         """Triton's own reason: its answer, unless that hides it; then the server's log, then the index."""
         if "failed to poll from model repository" in said or "not ready" in said:
             found = self.reason_of(name) if self.reason_of else None
+            found = self._shown(found) if found else None
             for entry in [] if found else self.index():
                 if entry.get("name") == name and entry.get("reason"):
                     found = str(entry["reason"])
@@ -325,8 +305,9 @@ def plain_reason(name: str, said: str) -> str:
     """Triton's answer to a load without its wrapping: `load failed for model 'm': version 1 is at UNAVAILABLE
     state: Internal: InvalidArgument: <words> At: ...;` becomes `<words>`.
     """
-    text = _TRACE.sub("", said).strip()
-    text = re.sub(rf"^(?:load failed for model|failed to load) '{re.escape(name)}'[:,] ", "", text)
+    text = re.sub(
+        rf"^(?:load failed for model|failed to load) '{re.escape(name)}'[:,] ", "", _TRACE.sub("", said).strip()
+    )
     reasons = [part.strip() for part in re.split(r"version \d+ is at UNAVAILABLE state: ", text) if part.strip()]
     text = "; ".join(dict.fromkeys(_CODE.sub("", reason, count=1).rstrip(" ;\n") for reason in reasons))
     return " ".join(text.split()) or said
@@ -346,50 +327,6 @@ def signature_of_config(document: Mapping[str, Any]) -> Signature:
         )
 
     return Signature(specs("input"), specs("output"), int(document.get("max_batch_size") or 0))
-
-
-def parse_statistics(document: Mapping[str, Any], taken_ns: int) -> ModelStatistics:
-    """ModelStatistics from the JSON of GET /v2/models/M/stats, its versions added up."""
-    models = document.get("model_stats") or []
-    sizes: dict[int, int] = {}
-    for model in models:
-        for batch in model.get("batch_stats") or []:
-            size = int(batch["batch_size"])
-            sizes[size] = sizes.get(size, 0) + int((batch.get("compute_infer") or {}).get("count") or 0)
-
-    def total(*path: str) -> int:
-        values: list[Any] = models
-        for key in path:
-            values = [(value or {}).get(key) for value in values]
-        return sum(int(value or 0) for value in values)
-
-    return ModelStatistics(
-        taken_ns=taken_ns,
-        inference_count=total("inference_count"),
-        execution_count=total("execution_count"),
-        success_count=total("inference_stats", "success", "count"),
-        fail_count=total("inference_stats", "fail", "count"),
-        success_ns=total("inference_stats", "success", "ns"),
-        queue_ns=total("inference_stats", "queue", "ns"),
-        compute_input_ns=total("inference_stats", "compute_input", "ns"),
-        compute_infer_ns=total("inference_stats", "compute_infer", "ns"),
-        compute_output_ns=total("inference_stats", "compute_output", "ns"),
-        batch_executions=sizes,
-        versions=tuple(sorted(str(model.get("version", "")) for model in models)),
-    )
-
-
-def parse_metrics(text: str) -> dict[str, float]:
-    """Prometheus' text format: `name{labels}` to value; comments and what cannot be read are left out."""
-    samples = {}
-    for line in text.splitlines():
-        match = re.fullmatch(r"([A-Za-z_:][\w:]*(?:\{.*\})?)\s+(\S+)(?:\s+\d+)?", line.strip())
-        if match:
-            try:
-                samples[match[1]] = float(match[2])
-            except ValueError:
-                continue
-    return samples
 
 
 def _pool(address: str, tls: Mapping[str, Any] | None) -> urllib3.HTTPConnectionPool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from tritune.errors import ServerDownError, ServerError
-from tritune.servers import embedded, record, remote
+from tritune.servers import embedded, launch, record, remote
 from tritune.servers.record import ServerKind, ServerRecord, ServerState, ServerStatus
 from tritune.settings import Settings
 from tritune.triton import Triton
@@ -121,7 +121,7 @@ def stop(settings: Settings) -> ServerStatus:
         if known is not None:
             _server(known.kind).stop(settings, known)
         record.forget(settings)
-        embedded.clean_up(settings)
+        launch.remove_leftovers(settings)
     return ServerStatus(ServerState.STOPPED)
 
 

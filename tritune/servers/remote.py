@@ -162,4 +162,4 @@ def logs(settings: Settings, lines: int) -> str:
 
 def connect(settings: Settings, known: ServerRecord) -> Triton:
     """A client for the attached server."""
-    return Triton(known.endpoints)
+    return Triton(known.endpoints, can_control=known.control is not False)
