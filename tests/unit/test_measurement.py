@@ -6,12 +6,13 @@ import json
 import math
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from loadgen.outcome import Outcome
 from loadgen.samples import Samples, Status
 from tritune.doubts import SATURATED_CPU_PERCENT, WarningCode
 from tritune.errors import LoadTestError
@@ -28,6 +29,7 @@ from tritune.estimators import (
 )
 from tritune.measurement import Measurement, measure
 from tritune.plan import Arrivals, Configuration, Driver, LoadPlan
+from tritune.triton import StatisticsDifference
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -37,29 +39,20 @@ OPEN = LoadPlan("mnist", rate_rps=500, arrivals=Arrivals.POISSON)
 BATCHED = Configuration(max_batch_size=16, dynamic_batching=True, max_queue_delay_microseconds=100, instance_count=1)
 
 
-@dataclass(frozen=True)
-class FakeOutcome:
-    """The part of loadgen.child.Outcome that counts here."""
-
-    window_start_ns: int = START
-    window_end_ns: int = END
-    spin_ns: int = 0
-    errors: tuple[dict[str, Any], ...] = ()
-    notes: tuple[dict[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class FakeStatistics:
-    """The part of tritune.triton.StatisticsDifference that counts here."""
-
-    success_count: int = 5000
-    average_batch: float | None = 4.0
-    batch_sizes: dict[int, int] = field(default_factory=lambda: {4: 1200, 8: 25})
-    queue_us: float | None = 300.0
-    compute_input_us: float | None = 10.0
-    compute_infer_us: float | None = 700.0
-    compute_output_us: float | None = 12.0
-    window_s: float = 10.0
+OUTCOME = Outcome(START, END, wall_minus_monotonic_ns=0)
+SEEN = StatisticsDifference(
+    inference_count=5000,
+    execution_count=1225,
+    success_count=5000,
+    fail_count=0,
+    average_batch=4.0,
+    batch_sizes={4: 1200, 8: 25},
+    queue_us=300.0,
+    compute_input_us=10.0,
+    compute_infer_us=700.0,
+    compute_output_us=12.0,
+    window_s=10.0,
+)
 
 
 def steady(count: int = 5000, latency_ms: float = 2.0, *, seed: int = 1, lag_ms: float = 0.0) -> Samples:
@@ -91,7 +84,7 @@ def measured(
         "served": None,
         "server_restarted": False,
     }
-    return measure(plan, samples, outcome or FakeOutcome(), server, **(arguments | other))
+    return measure(plan, samples, outcome or OUTCOME, server, **(arguments | other))
 
 
 def warned(result: Measurement) -> dict[str, str]:
@@ -346,11 +339,11 @@ def test_a_load_test_without_an_answer_is_zero_throughput_and_no_latency() -> No
 
 def test_an_empty_window_is_refused() -> None:
     with pytest.raises(LoadTestError, match="no window"):
-        measured(steady(), outcome=FakeOutcome(window_end_ns=START))
+        measured(steady(), outcome=replace(OUTCOME, window_end_ns=START))
 
 
 def test_generator_cpu_leaves_deliberate_spinning_out() -> None:
-    generator = measured(steady(), outcome=FakeOutcome(spin_ns=2 * S), generator_cpu_ns=3 * S).generator
+    generator = measured(steady(), outcome=replace(OUTCOME, spin_ns=2 * S), generator_cpu_ns=3 * S).generator
     assert generator.cpu_percent == pytest.approx(10.0)
     assert generator.spin_percent == pytest.approx(20.0)
     assert generator.cpu_us_per_request == pytest.approx(1e6 / 5000, rel=0.001)  # one or two end after the window
@@ -370,7 +363,7 @@ def test_goodput_counts_answers_within_the_limit() -> None:
 
 
 def test_the_document_is_plain_json_with_the_keys_that_scripts_read() -> None:
-    document = measured(steady(), server=FakeStatistics()).to_dict()
+    document = measured(steady(), server=SEEN).to_dict()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert set(document["latency_ms"]) >= {"p50", "p90", "p95", "p99", "max"}
     assert document["latency_ms"]["p50"] <= document["latency_ms"]["p99"]["value"] <= document["latency_ms"]["max"]
@@ -385,7 +378,7 @@ def test_the_document_is_plain_json_with_the_keys_that_scripts_read() -> None:
 
 def test_a_healthy_run_raises_no_doubt() -> None:
     for plan in (CLOSED, OPEN, replace(CLOSED, driver=Driver.PERF_ANALYZER)):
-        result = measured(steady(), plan, server=FakeStatistics(), asked=BATCHED, served=BATCHED)
+        result = measured(steady(), plan, server=SEEN, asked=BATCHED, served=BATCHED)
         assert result.warnings == ()
 
 
@@ -403,7 +396,7 @@ def test_a_generator_above_85_percent_of_a_core_per_process_is_saturated(
 ) -> None:
     cpu_ns = int((SATURATED_CPU_PERCENT + 1) / 100 * 10 * S)
     result = measured(
-        steady(), outcome=FakeOutcome(spin_ns=spin), generator_cpu_ns=cpu_ns, generator_processes=processes
+        steady(), outcome=replace(OUTCOME, spin_ns=spin), generator_cpu_ns=cpu_ns, generator_processes=processes
     )
     assert (WarningCode.GENERATOR_SATURATED in warned(result)) is doubtful
     if doubtful:
@@ -455,7 +448,7 @@ def test_too_few_samples_names_both_numbers() -> None:
 def test_errors_quote_what_triton_says_most_often() -> None:
     failed = records([START + S] * 12, [START + S] * 12, [START + S + MS] * 12, Status.FAILED)
     said = ({"message": "inference request batch-size must be <= 16 for 'mnist'", "count": 12},)
-    result = measured(Samples.join([steady(), failed]), outcome=FakeOutcome(errors=said))
+    result = measured(Samples.join([steady(), failed]), outcome=replace(OUTCOME, errors=said))
     message = warned(result)[WarningCode.ERRORS]
     assert "Of 5,012 requests 12 failed" in message
     assert "batch-size must be <= 16" in message
@@ -469,7 +462,7 @@ def test_timeouts_are_errors_too() -> None:
 def test_rejections_are_told_apart_from_errors() -> None:
     rejected = records([START + S] * 7, [START + S] * 7, [START + S + MS] * 7, Status.REJECTED)
     said = ({"message": "Exceeds maximum queue size", "count": 7},)
-    found = warned(measured(Samples.join([steady(), rejected]), outcome=FakeOutcome(errors=said)))
+    found = warned(measured(Samples.join([steady(), rejected]), outcome=replace(OUTCOME, errors=said)))
     assert "7 of 5,007" in found[WarningCode.REJECTED_REQUESTS]
     assert "Exceeds maximum queue size" in found[WarningCode.REJECTED_REQUESTS]
     assert WarningCode.ERRORS not in found
@@ -488,7 +481,7 @@ def test_rejections_are_told_apart_from_errors() -> None:
     ],
 )
 def test_a_configuration_that_is_not_served_is_named(served: Configuration, said: str) -> None:
-    result = measured(steady(), server=FakeStatistics(), asked=BATCHED, served=served)
+    result = measured(steady(), server=SEEN, asked=BATCHED, served=served)
     assert said in warned(result)[WarningCode.NOT_IN_EFFECT]
 
 
@@ -500,12 +493,12 @@ def test_what_triton_fills_in_by_itself_is_in_effect() -> None:
         (replace(BATCHED, instance_count=None), BATCHED),
         (off, replace(off, preferred_batch_size=())),
     ):
-        assert measured(steady(), server=FakeStatistics(), asked=asked, served=served).warnings == ()
+        assert measured(steady(), server=SEEN, asked=asked, served=served).warnings == ()
 
 
 def test_batches_that_stop_at_the_preferred_size_are_not_what_was_asked() -> None:
     capped = Configuration(max_batch_size=32, dynamic_batching=True, preferred_batch_size=(2, 4), instance_count=1)
-    seen = FakeStatistics(batch_sizes={1: 10, 2: 40, 4: 1200}, average_batch=3.9)
+    seen = replace(SEEN, batch_sizes={1: 10, 2: 40, 4: 1200}, average_batch=3.9)
     message = warned(measured(steady(), server=seen, asked=capped, served=capped))[WarningCode.NOT_IN_EFFECT]
     assert "stopped at 4 although max_batch_size is 32" in message
     for harmless in (
@@ -525,7 +518,7 @@ def test_a_restart_is_told_and_the_counters_are_not_believed() -> None:
 def test_more_answers_than_ours_are_other_traffic() -> None:
     assert (
         "5,200 requests"
-        in warned(measured(steady(), server=FakeStatistics(success_count=5200)))[WarningCode.OTHER_TRAFFIC]
+        in warned(measured(steady(), server=replace(SEEN, success_count=5200)))[WarningCode.OTHER_TRAFFIC]
     )
 
 
@@ -535,17 +528,17 @@ def test_more_answers_than_ours_are_other_traffic() -> None:
     ids=["in flight and slack", "counters read half a second late", "fewer than ours"],
 )
 def test_what_the_edges_of_the_window_explain_is_not_other_traffic(answered: int, window_s: float) -> None:
-    seen = FakeStatistics(success_count=answered, window_s=window_s)
+    seen = replace(SEEN, success_count=answered, window_s=window_s)
     assert measured(steady(), server=seen).warnings == ()
 
 
 def test_requests_that_we_gave_up_on_are_not_other_traffic() -> None:
     given_up = records([START + S] * 300, [START + S] * 300, [START + 11 * S] * 300, Status.TIMEOUT)
-    result = measured(Samples.join([steady(), given_up]), server=FakeStatistics(success_count=5300))
+    result = measured(Samples.join([steady(), given_up]), server=replace(SEEN, success_count=5300))
     assert WarningCode.OTHER_TRAFFIC not in warned(result)
 
 
-LONE = FakeStatistics(average_batch=1.0, batch_sizes={1: 5000})
+LONE = replace(SEEN, average_batch=1.0, batch_sizes={1: 5000})
 
 
 def test_more_clients_than_instances_and_no_batch_is_a_doubt() -> None:
@@ -567,7 +560,7 @@ def test_an_open_loop_knows_its_requests_in_flight_by_littles_law() -> None:
 
 def test_a_request_that_fills_the_maximum_batch_cannot_be_merged() -> None:
     plan = replace(CLOSED, batch=16)
-    seen = FakeStatistics(average_batch=16.0, batch_sizes={16: 5000})
+    seen = replace(SEEN, average_batch=16.0, batch_sizes={16: 5000})
     assert "leaves no room" in warned(measured(steady(), plan, server=seen, served=BATCHED))[WarningCode.NEVER_BATCHED]
 
 
@@ -578,7 +571,7 @@ def test_without_dynamic_batching_nothing_is_expected_to_merge() -> None:
 
 def test_notes_of_the_generator_become_warnings() -> None:
     note = {"code": "not_kept_up", "message": "perf_analyzer was not able to keep up with the desired request rate."}
-    assert warned(measured(steady(), outcome=FakeOutcome(notes=(note,)))) == {note["code"]: note["message"]}
+    assert warned(measured(steady(), outcome=replace(OUTCOME, notes=(note,)))) == {note["code"]: note["message"]}
 
 
 if __name__ == "__main__":  # the figures in docs/measurement.md
