@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -76,8 +77,24 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
             where = f" ({error.filename})" if error.filename else ""
             said = TrituneError(f"The system refused: {error.strerror or error}{where}. Check rights and free space.")
             _fail(said, bool(kwargs.get("as_json")))
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as unexpected:
+            _fail(_unexpected(unexpected), bool(kwargs.get("as_json")))
 
     return run
+
+
+def _unexpected(error: Exception) -> TrituneError:
+    """A fault of ours, as one sentence; its traceback goes to a file."""
+    log = Settings.from_env().results / "faults.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        return TrituneError(f"An unexpected fault: {type(error).__name__}: {error}.")
+    return TrituneError(f"An unexpected fault: {type(error).__name__}: {error}. The details are in {log}.")
 
 
 def _whole_numbers(text: str, what: str) -> tuple[int, ...]:
@@ -493,7 +510,7 @@ def study_list(
     from tritune.store import Store
 
     store = Store(Settings.from_env().database_url)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for job in store.jobs([JobKind.LOAD_TEST], limit=limit):
         plan = LoadPlan.from_dict(job.payload["plan"])
         trial_id = (job.result or {}).get("trial_id")

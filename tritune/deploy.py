@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from loadgen import payload
 from tritune import model_config, onnx_model
 from tritune.errors import ConfigError, InputError, ServerDownError, ServerError, TritonRefusedError
 from tritune.model_config import ModelConfig
@@ -268,12 +269,11 @@ class _Probe(threading.Thread):
 
 def probe_request(signature: Signature, model: str) -> tuple[bytes, dict[str, str]]:
     """The smallest valid request: one sample, every free dimension 1. Returns (body, headers)."""
-    from loadgen import payload
-
     shapes = {
         tensor.name: tuple(1 if size < 0 else size for size in tensor.shape)
         for tensor in signature.inputs
         if any(size < 0 for size in tensor.shape)
     }
-    plan = LoadPlan(model=model, concurrency=1, shapes=shapes)
-    return payload.http_request(signature, plan)
+    (first,) = payload.payloads(signature, LoadPlan(model=model, concurrency=1, shapes=shapes), count=1)
+    body = payload.http_body(first)
+    return body.body, {"Inference-Header-Content-Length": str(body.json_length)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tritune import deploy, mnist, model_config, onnx_model, servers
-from tritune.errors import InputError, ServerDownError
+from tritune.errors import InputError
 from tritune.plan import MODEL_NAME_PATTERN
 from tritune.repository import ModelRepository
 from tritune.settings import Settings
@@ -38,13 +38,18 @@ def build_mnist(
     DatasetError (only with `retrain`) and TritonRefusedError.
     """
     if retrain:
-        mnist.train(settings, progress=lambda text, fraction=None: progress(text))
+        mnist.train(settings, progress=lambda text, _fraction: progress(text))
     progress("Exporting the MNIST network to ONNX")
     with tempfile.TemporaryDirectory(prefix="tritune-export-") as folder:
         path = mnist.export(opset or DEFAULT_OPSET, Path(folder), simplify=simplify)
+        metadata = onnx_model.inspect(path).metadata
         result = _publish(settings, path, MNIST_MODEL, MNIST_MAX_BATCH_SIZE, progress)
-    _, metadata = mnist.weights()
-    return {**result, "opset": opset or DEFAULT_OPSET, "accuracy": float(metadata["accuracy"])}
+    return {
+        **result,
+        "opset": opset or DEFAULT_OPSET,
+        "accuracy": float(metadata["accuracy"]),
+        "max_abs_difference": float(metadata["max_abs_difference"]),
+    }
 
 
 def add(settings: Settings, path: str | Path, name: str | None, *, progress: Progress) -> dict[str, Any]:
@@ -61,7 +66,9 @@ def add(settings: Settings, path: str | Path, name: str | None, *, progress: Pro
             "beginning with a letter, a digit or '_'."
         )
     progress(f"Checking {file.name}")
-    onnx_model.check(file)
+    model = onnx_model.check(file)
+    if model.batchable:
+        onnx_model.check_dynamic_batch(model)
     return _publish(settings, file, name, None, progress)
 
 
@@ -72,19 +79,11 @@ def _publish(
     progress(f"Publishing {name}")
     config = model_config.generate(onnx_model.inspect(path), name, max_batch_size)
     version = repository.publish(name, path, config)
-    loaded = False
-    try:
-        triton = servers.connect(settings)
-    except ServerDownError:
-        progress(f"Published {name} version {version}; no server is running yet")
+    status = servers.status(settings)
+    loaded = status.state is servers.ServerState.READY and status.kind is not servers.ServerKind.REMOTE
+    if loaded:
+        progress(f"Loading {name} version {version}")
+        deploy.load(servers.connect(settings), repository, name)
     else:
-        if triton.has_model_control and status_is_ours(settings):
-            progress(f"Loading {name} version {version}")
-            deploy.load(triton, repository, name)
-            loaded = True
+        progress(f"Published {name} version {version}; no server that reads this repository is running yet")
     return {"model": name, "version": version, "loaded": loaded}
-
-
-def status_is_ours(settings: Settings) -> bool:
-    """Whether the server reads this installation's model repository: a remote one has its own."""
-    return servers.status(settings).kind is not servers.ServerKind.REMOTE

@@ -1,0 +1,109 @@
+"""Plans refuse what cannot be run, in one sentence, and survive JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tritune.errors import InputError
+from tritune.plan import (
+    Arrivals,
+    Configuration,
+    Driver,
+    Endpoints,
+    GeneratorPlan,
+    LoadPlan,
+    Protocol,
+    Signature,
+    TensorSpec,
+    TuneChange,
+    describe_load,
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"rate_rps": 0}, ["rate=0", "above 0"]),
+        ({"rate_rps": -3}, ["rate=-3"]),
+        ({"rate_rps": float("nan")}, ["rate=nan"]),
+        ({"rate_rps": float("inf")}, ["rate=inf"]),
+        ({"concurrency": -1}, ["concurrency=-1", "from 1"]),
+        ({"concurrency": 0}, ["concurrency=0"]),
+        ({"concurrency": True}, ["concurrency=True"]),
+        ({"concurrency": 10**9}, ["concurrency=1000000000"]),
+        ({}, ["exactly one"]),
+        ({"concurrency": 1, "rate_rps": 1}, ["exactly one"]),
+        ({"concurrency": 8, "batch": 0}, ["batch=0"]),
+        ({"concurrency": 8, "duration_s": 0}, ["duration=0"]),
+        ({"concurrency": 8, "warmup_s": -1}, ["warmup=-1"]),
+        ({"concurrency": 8, "timeout_s": 0}, ["timeout=0"]),
+        ({"concurrency": 8, "seed": -1}, ["seed=-1"]),
+        ({"concurrency": 2, "workers": 3}, ["workers=3", "concurrency=2"]),
+        ({"concurrency": 2, "int_ranges": {"ids": (9, 1)}}, ["9:1", "ids"]),
+    ],
+)
+def test_a_load_plan_that_cannot_run_is_refused_with_its_value(values: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as raised:
+        LoadPlan(model="mnist", **values)
+    for word in words:
+        assert word in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+def test_seed_zero_is_a_seed() -> None:
+    assert LoadPlan(model="mnist", concurrency=1, seed=0).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_queue_delay_microseconds": -5}, ["max_queue_delay_us=-5", "Use 0 to send batches at once"]),
+        ({"preferred_batch_size": (4, 0)}, ["preferred_batch_size=0"]),
+        ({"max_batch_size": -1}, ["max_batch_size=-1"]),
+        ({"instance_count": 0}, ["instances=0"]),
+        ({"dynamic_batching": False, "preferred_batch_size": (4,)}, ["need dynamic batching"]),
+        ({"dynamic_batching": False, "max_queue_delay_microseconds": 5}, ["need dynamic batching"]),
+    ],
+)
+def test_a_change_that_no_model_could_take_is_refused(values: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as raised:
+        TuneChange(**values)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_switching_batching_off_may_also_remove_preferred_sizes() -> None:
+    assert not TuneChange(dynamic_batching=False, preferred_batch_size=()).is_empty
+    assert TuneChange().is_empty
+
+
+def test_plans_survive_json() -> None:
+    plan = GeneratorPlan(
+        LoadPlan(
+            model="mnist",
+            driver=Driver.PERF_ANALYZER,
+            protocol=Protocol.GRPC,
+            rate_rps=12.5,
+            arrivals=Arrivals.POISSON,
+            shapes={"ids": (12,)},
+            int_ranges={"ids": (0, 99)},
+        ),
+        Endpoints("127.0.0.1:8000", "127.0.0.1:8001", headers={"a": "b"}, control=("x", "y"), tls={"verify": True}),
+        Signature((TensorSpec("ids", "INT64", (-1,)),), (TensorSpec("y", "FP32", (10,)),), 8),
+    )
+    assert GeneratorPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    change = TuneChange(preferred_batch_size=(), max_batch_size=4)
+    assert TuneChange.from_dict(json.loads(json.dumps(change.to_dict()))) == change
+    configuration = Configuration(16, True, (4, 8), 700, 2)
+    assert Configuration.from_dict(json.loads(json.dumps(configuration.to_dict()))) == configuration
+
+
+def test_configurations_and_loads_have_short_labels() -> None:
+    assert Configuration(16, True, (4, 8), 700, 2).describe() == "batch ≤ 16, preferred 4,8, delay 700 µs, 2 instances"
+    assert Configuration(8, False).describe() == "batch ≤ 8, no dynamic batching"
+    assert describe_load(LoadPlan(model="m", concurrency=1).load()) == "locust http, 1 client"
+    poisson = LoadPlan(model="m", rate_rps=100.0, arrivals=Arrivals.POISSON, batch=4)
+    assert describe_load(poisson.load()) == "locust http, 100/s poisson, batch 4"

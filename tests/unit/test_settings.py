@@ -1,0 +1,38 @@
+"""Where things lie, and what the environment may change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tritune.errors import InputError
+from tritune.settings import ROOT, Settings
+
+
+def test_without_variables_everything_lies_in_the_project() -> None:
+    settings = Settings.from_env({})
+    assert settings.model_repo == ROOT / "model_repo"
+    assert settings.results == ROOT / "results"
+    assert settings.database_url == f"sqlite:///{ROOT}/results/tritune.db"
+    assert settings.embedded_env == ROOT / ".triton"
+    assert settings.mnist_dir is None
+
+
+def test_two_results_folders_are_two_installations(tmp_path: Path) -> None:
+    one, two = (Settings.from_env({"TRITUNE_RESULTS": str(tmp_path / name)}) for name in ("a b", "c"))
+    assert one.database_url != two.database_url
+    assert one.worker_lock != two.worker_lock
+    assert one.server_file != two.server_file
+
+
+def test_a_variable_that_names_a_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InputError, match="TRITUNE_RESULTS=.* is a file and must be a folder"):
+        Settings.from_env({"TRITUNE_RESULTS": str(file)})
+
+
+def test_relative_folders_count_from_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.from_env({"TRITUNE_MODEL_REPO": "models"}).model_repo == tmp_path / "models"
