@@ -1,0 +1,85 @@
+"""Load test: measure the configuration that is served now."""
+
+import streamlit as st
+
+from tritune import ui, ui_load, ui_results
+from tritune.plan import Arrivals, Driver, JobKind, Protocol
+
+ui.frame("Load test", "Send requests to the configuration that is served now, and measure what comes back.")
+
+with ui.guard():
+    model = ui.choose_model()
+    running = ui.active(JobKind.LOAD_TEST)
+    if running is not None:
+        ui_load.live(running)
+        st.stop()
+    ready = ui.is_ready()
+    if not ready:
+        ui.empty("No Triton is running, so there is nothing to measure.", "pages/server.py", "Start a server")
+    ui_load.measured_now(model)
+    ui_load.ended_badly()
+
+    with st.container(border=True):
+        kept = {"persist_state": "session"}
+        with st.container(horizontal=True, gap="medium"):
+            loop = st.segmented_control(
+                "Load",
+                [ui_load.CLOSED, ui_load.OPEN],
+                default=ui_load.CLOSED,
+                required=True,
+                key="load_loop",
+                help="Closed: each client sends when its answer has come. Open: requests come whether or not answers do.",
+                **kept,
+            )
+            driver = st.segmented_control(
+                "Generator", list(Driver), default=Driver.LOCUST, required=True, key="load_driver", **kept
+            )
+            protocol = st.segmented_control(
+                "Protocol",
+                list(Protocol),
+                default=Protocol.HTTP,
+                required=True,
+                key="load_protocol",
+                format_func={Protocol.HTTP: "HTTP", Protocol.GRPC: "gRPC"}.get,
+                **kept,
+            )
+        first, second, third, fourth = st.columns(4)
+        concurrency, rate, arrivals = None, None, Arrivals.CONSTANT
+        if loop == ui_load.CLOSED:
+            concurrency = first.number_input("Clients", value=8, key="load_clients", **kept)
+        else:
+            rate = first.number_input("Requests per second", value=100.0, key="load_rate", **kept)
+            arrivals = second.selectbox("Arrivals", list(Arrivals), key="load_arrivals", **kept)
+        duration = third.number_input("Measure for, s", value=10.0, step=1.0, key="load_duration", **kept)
+        warmup = fourth.number_input("Warm up for, s", value=2.0, step=1.0, key="load_warmup", **kept)
+        with st.expander("Batch, timeout, seed, input shapes"):
+            left, middle, right, last = st.columns(4)
+            batch = left.number_input("Samples in a request", value=1, key="load_batch", **kept)
+            timeout = middle.number_input("Timeout, s", value=10.0, key="load_timeout", **kept)
+            seed = right.number_input("Seed", value=0, key="load_seed", **kept)
+            workers = last.number_input("Generator processes", value=1, key="load_workers", **kept)
+            shapes = st.text_input("Shapes of free dimensions", placeholder="INPUT:12,8", key="load_shapes", **kept)
+            ranges = st.text_input("Ranges of whole numbers", placeholder="INPUT:0:99", key="load_ranges", **kept)
+        left, right = st.columns(2)
+        labels = left.text_input("Labels", placeholder="machine=laptop, run=1", key="load_labels", **kept)
+        note = right.text_input("Note", key="load_note")
+        plan = ui_load.plan(
+            model=model,
+            driver=driver,
+            protocol=protocol,
+            concurrency=concurrency,
+            rate_rps=rate,
+            arrivals=arrivals,
+            batch=batch,
+            duration_s=duration,
+            warmup_s=warmup,
+            workers=workers,
+            seed=seed,
+            timeout_s=timeout,
+            shapes=shapes,
+            int_ranges=ranges,
+        )
+        if ui_load.start_button(plan, labels, ready=ready and ui.active() is None):
+            ui_load.submit(plan, labels, note)
+
+    ui_results.latest(model)

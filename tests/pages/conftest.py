@@ -1,0 +1,253 @@
+"""An installation in a temporary folder, with or without load tests in it, for the pages to read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.outcome import Outcome
+from loadgen.samples import Samples, write_parquet
+from tritune import measurement
+from tritune.plan import Arrivals, Configuration, Endpoints, JobKind, JobState, LoadPlan, TrialState, TuneChange
+from tritune.settings import ROOT, Settings
+from tritune.store import Store
+from tritune.triton import StatisticsDifference
+
+SECOND = 1_000_000_000
+PLAIN = Configuration(32, True, (), 0, 2)
+PREFERRED = Configuration(16, True, (4, 8), 700, 2)
+UNBATCHED = Configuration(32, False, (), 0, 1)
+
+
+def measured(plan: LoadPlan, served: Configuration, rate: float, median_ms: float, batch: float, seed: int) -> tuple[Any, Any]:
+    """A measurement by the real formulas over made-up requests: `rate` a second, log-normal latencies."""
+    random = np.random.default_rng(seed)
+    window = int(plan.duration_s * SECOND)
+    count = int(rate * plan.duration_s)
+    intended = np.sort(random.integers(0, window, count)).astype(np.int64)
+    latency = (random.lognormal(np.log(median_ms), 0.35, count) * 1e6).astype(np.int64)
+    samples = Samples(intended, intended, intended + latency, np.zeros(count, np.int8), np.zeros(count, np.int16))
+    executions = int(count / batch)
+    sizes = {1: executions // 4, 2: executions // 4, 4: executions // 4, 8: executions // 4} if batch > 1.2 else {1: count}
+    server = StatisticsDifference(
+        count, executions, count, 0, batch, sizes, median_ms * 350, 15.0, median_ms * 500, 12.0, plan.duration_s
+    )
+    found = measurement.measure(
+        plan,
+        samples,
+        Outcome(0, window, 0),
+        server,
+        generator_cpu_ns=int(count * 90_000),
+        generator_processes=1,
+        asked=served,
+        served=served,
+        server_restarted=False,
+    )
+    return found.to_dict(), samples
+
+
+@dataclass
+class Installation:
+    """Settings and store of one installation, and ways to fill it."""
+
+    settings: Settings
+    store: Store
+
+    def trial(
+        self,
+        served: Configuration = PLAIN,
+        *,
+        rate: float = 1200.0,
+        median_ms: float = 6.0,
+        batch: float = 3.1,
+        seed: int = 0,
+        labels: dict[str, str] | None = None,
+        note: str = "",
+        **plan: Any,
+    ) -> str:
+        """A finished load test with its samples; returns its id."""
+        asked = LoadPlan("mnist", **({"concurrency": 8, "duration_s": 10.0} | plan))
+        job = self.store.insert_job(JobKind.LOAD_TEST, {"plan": asked.to_dict(), "labels": labels or {}, "note": note})
+        claimed = self.store.claim("test")
+        assert claimed is not None
+        trial_id = self.store.start_trial(job, asked, configuration=served, labels=labels or {}, note=note)
+        document, samples = measured(asked, served, rate, median_ms, batch, seed)
+        folder = self.settings.trials / trial_id
+        folder.mkdir(parents=True)
+        write_parquet(samples, folder / "samples.parquet")
+        machine = {"cpu": "A processor", "cores": 2}
+        self.store.finish_trial(
+            trial_id, TrialState.FINISHED, measurement=document, provenance={"triton_version": "2.51.0", "machine": machine}
+        )
+        self.store.finish_job(job, "test", JobState.FINISHED, result={"trial_id": trial_id})
+        return trial_id
+
+    def failed_trial(self, reason: str) -> str:
+        """A load test that failed."""
+        asked = LoadPlan("mnist", concurrency=8)
+        job = self.store.insert_job(JobKind.LOAD_TEST, {"plan": asked.to_dict(), "labels": {}, "note": ""})
+        self.store.claim("test")
+        trial_id = self.store.start_trial(job, asked, configuration=PLAIN, labels={}, note="")
+        self.store.finish_trial(trial_id, TrialState.FAILED, error=reason)
+        self.store.finish_job(job, "test", JobState.FAILED, result={"trial_id": trial_id}, error=reason)
+        return trial_id
+
+    def tune(self, stall_ms: float = 1530.0) -> int:
+        """A finished tune."""
+        change = TuneChange(preferred_batch_size=(4, 8), max_queue_delay_microseconds=700, max_batch_size=16)
+        job = self.store.insert_job(JobKind.TUNE, {"model": "mnist", "change": change.to_dict(), "undo": False})
+        self.store.claim("test")
+        result = {
+            "model": "mnist",
+            "before": "max_batch_size: 32\n",
+            "after": "max_batch_size: 16\n",
+            "diff": "-max_batch_size: 32\n+max_batch_size: 16\n",
+            "reload_ms": 1480.0,
+            "stall_ms": stall_ms,
+            "stall_reason": None,
+            "served": PREFERRED.to_dict(),
+            "verified": True,
+            "differences": [],
+        }
+        self.store.finish_job(job, "test", JobState.FINISHED, result=result)
+        return job
+
+    def ended(self, kind: JobKind, *, error: str | None = None, result: dict[str, Any] | None = None) -> int:
+        """A job of any kind that has ended: failed with `error`, or finished."""
+        job = self.store.insert_job(kind, {"model": "mnist"})
+        self.store.claim("test")
+        self.store.finish_job(job, "test", JobState.FAILED if error else JobState.FINISHED, result=result, error=error)
+        return job
+
+    def running(self, kind: JobKind = JobKind.LOAD_TEST) -> int:
+        """A job that a worker is at; a load test has a second of live figures."""
+        asked = LoadPlan("mnist", concurrency=8)
+        payload = {"plan": asked.to_dict(), "labels": {}, "note": ""} if kind is JobKind.LOAD_TEST else {"model": "mnist"}
+        job = self.store.insert_job(kind, payload)
+        self.store.claim("test")
+        live = {"phase": "measuring", "elapsed_s": 5.0, "total_s": 12.0, "throughput_rps": 1234.0, "p99_ms": 9.87}
+        live |= {"ok": 6000, "failed": 0, "window_start_ns": 0, "window_end_ns": SECOND}
+        progress: dict[str, Any] = {"text": "Measuring", "fraction": 5 / 12, "trial_id": "t1", "live": live}
+        if kind is not JobKind.LOAD_TEST:
+            progress = {"text": "Working on it", "fraction": None}
+        self.store.heartbeat(job, "test", progress)
+        return job
+
+    def several(self) -> list[str]:
+        """Three configurations measured with one load, one of them twice, and an open loop."""
+        return [
+            self.trial(PLAIN, rate=1210, median_ms=6.1, seed=1, labels={"machine": "laptop"}),
+            self.trial(PREFERRED, rate=1390, median_ms=5.3, batch=4.4, seed=2, note="the tutorial's sizes"),
+            self.trial(UNBATCHED, rate=820, median_ms=9.4, batch=1.0, seed=3),
+            self.trial(
+                PREFERRED, rate=100, median_ms=2.1, batch=1.1, seed=4, concurrency=None, rate_rps=100.0,
+                arrivals=Arrivals.POISSON,
+            ),
+            self.trial(PREFERRED, rate=1405, median_ms=5.2, batch=4.5, seed=5),
+        ]
+
+
+@pytest.fixture
+def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
+    """A fresh installation; no worker is ever started in it."""
+    import streamlit as st
+
+    from tritune import worker
+
+    monkeypatch.setenv("TRITUNE_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("TRITUNE_MODEL_REPO", str(tmp_path / "models"))
+    monkeypatch.delenv("TRITUNE_DATABASE_URL", raising=False)
+    monkeypatch.setattr(worker, "ensure", lambda settings: None)
+    monkeypatch.chdir(ROOT)
+    settings = Settings.from_env()
+    settings.model_repo.mkdir(parents=True)
+    store = Store(settings.database_url)
+    yield Installation(settings, store)
+    store.close()
+    st.cache_data.clear()
+    st.cache_resource.clear()
+
+
+@pytest.fixture(scope="session")
+def _published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model repository with the MNIST model, exported once."""
+    from tritune import mnist, model_config, onnx_model
+    from tritune.repository import ModelRepository
+
+    folder = tmp_path_factory.mktemp("models")
+    path = mnist.export(17, tmp_path_factory.mktemp("export"))
+    config = model_config.generate(onnx_model.inspect(path), "mnist", 32)
+    ModelRepository(folder).publish("mnist", path, config)
+    return folder
+
+
+@pytest.fixture
+def with_model(installation: Installation, _published: Path) -> Installation:
+    """The installation with MNIST published as version 1."""
+    shutil.copytree(_published, installation.settings.model_repo, dirs_exist_ok=True)
+    return installation
+
+
+@pytest.fixture
+def serve(with_model: Installation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the pages see a server that serves MNIST in a given configuration, without one running."""
+    from tritune import model_config, servers
+    from tritune.servers import ServerKind, ServerState, ServerStatus
+
+    endpoints = Endpoints("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002", control=("tritune", "secret"))
+
+    def served(configuration: Configuration = PLAIN) -> None:
+        ready = ServerStatus(ServerState.READY, ServerKind.EMBEDDED, endpoints, "2.51.0", None, 4711, True, True, 1.0)
+        monkeypatch.setattr(servers, "status", lambda settings: ready)
+        monkeypatch.setattr(servers, "connect", lambda settings: FakeTriton(endpoints))
+        monkeypatch.setattr(servers, "logs", lambda settings, lines=200: "I1130 server ready")
+        change = TuneChange(
+            preferred_batch_size=configuration.preferred_batch_size or None,
+            max_batch_size=configuration.max_batch_size,
+            instance_count=configuration.instance_count,
+            dynamic_batching=configuration.dynamic_batching,
+        )
+        from tritune.repository import ModelRepository
+
+        now = model_config.change(ModelRepository(with_model.settings.model_repo).config("mnist"), change)
+        FakeTriton.now = now
+
+    return served
+
+
+class FakeTriton:
+    """What the pages ask of a running Triton, answered without one."""
+
+    now: Any = None
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self.endpoints = endpoints
+
+    def index(self) -> list[dict[str, Any]]:
+        return [{"name": "mnist", "version": "1", "state": "READY", "reason": ""}]
+
+    def model_ready(self, name: str) -> bool:
+        return name == "mnist"
+
+    def config(self, name: str) -> dict[str, Any]:
+        from google.protobuf import json_format
+
+        document = json_format.MessageToDict(self.now.message, preserving_proto_field_name=True)
+        return dict(document)
+
+    def signature(self, name: str) -> Any:
+        return self.now.signature
+
+    def infer(self, name: str, body: bytes, headers: Any = None) -> tuple[int, dict[str, str], bytes]:
+        import json
+
+        scores = [-9.0] * 10
+        scores[7] = -0.01
+        answer = {"outputs": [{"name": "OUTPUT__0", "datatype": "FP32", "shape": [1, 10], "data": scores}]}
+        return 200, {}, json.dumps(answer).encode()

@@ -1,0 +1,129 @@
+"""The four steps of the job on the home page: where each stands, and which is next.
+
+Belongs here: reading the state of the steps and drawing them. Never: doing them (the worker does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from tritune import ui
+from tritune.plan import Configuration, JobKind
+from tritune.servers import ServerKind, embedded
+from tritune.store import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the job. `button` submits the job `kind`, or opens `page` where there is none."""
+
+    name: str
+    icon: str
+    detail: str
+    done: bool
+    page: str
+    button: str
+    kind: JobKind | None = None
+    payload: Mapping[str, Any] | None = None
+
+
+def steps() -> list[Step]:
+    """Model, server, configuration, load test and compare: as they stand now."""
+    names = ui.model_names()
+    model = st.session_state.get("model_choice") or (names[0] if names else None)
+    trials = [trial for trial in ui.finished_trials() if trial.model == model]
+    served = ui.served_configuration(model) if model else None
+    return [_model(names, model), _server(), *_measure(served, trials, tuned=_is_tuned(model))]
+
+
+def following(all_steps: Sequence[Step]) -> Step:
+    """The step to do next: the first that is not done, or the last."""
+    return next((step for step in all_steps if not step.done), all_steps[-1])
+
+
+def _model(names: Sequence[str], model: str | None) -> Step:
+    detail = "Nothing published yet. The MNIST network is built in; any ONNX file can be added."
+    if model is not None:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        detail = f"{model}{more} in the repository."
+    return Step(
+        "Model",
+        "deployed_code",
+        detail,
+        bool(names),
+        "pages/model.py",
+        "Build the MNIST model",
+        JobKind.MODEL_BUILD,
+        {},
+    )
+
+
+def _server() -> Step:
+    status = ui.server_status()
+    step = {"name": "Server", "icon": "dns", "page": "pages/server.py", "done": ui.is_ready()}
+    if ui.is_ready():
+        version = f"Triton {status.triton_version}" if status.triton_version else "A server"
+        where = status.endpoints.http if status.endpoints else ""
+        return Step(detail=f"{version} answers at {where}.", button="Open the server page", **step)
+    if reason := embedded.unsupported_reason():
+        return Step(detail=f"{reason} You can attach to a server elsewhere.", button="Attach to a server", **step)
+    if not embedded.is_set_up(ui.settings()):
+        detail = "The embedded Triton is not set up yet: one download of about 1 GB into a folder of its own."
+        return Step(detail=detail, button="Set up the embedded Triton", kind=JobKind.SETUP, payload={}, **step)
+    detail = status.reason or "The embedded Triton is set up and not running."
+    payload = {"kind": str(ServerKind.EMBEDDED), "port_base": None}
+    return Step(detail=detail, button="Start Triton", kind=JobKind.SERVER_START, payload=payload, **step)
+
+
+def _measure(served: Configuration | None, trials: Sequence[Trial], *, tuned: bool) -> list[Step]:
+    """Tune, then load test and compare: a second configuration is asked for once the first has been measured."""
+    measured = {trial.configuration for trial in trials}
+    unmeasured = served is None or served not in measured
+    enough = len(measured) > 1
+    count = "1 configuration" if len(measured) == 1 else f"{len(measured)} configurations"
+    compare = enough and not unmeasured
+    return [
+        Step(
+            name="Configuration",
+            icon="tune",
+            detail=f"Served now: {served.describe()}." if served else "Known as soon as a server serves the model.",
+            done=enough or ((tuned or bool(trials)) and unmeasured),
+            page="pages/tune.py",
+            button="Try a second configuration" if trials else "Tune the batching",
+        ),
+        Step(
+            name="Load test and compare",
+            icon="bar_chart" if compare else "speed",
+            detail=f"{count} measured." if measured else "Measure each configuration, then see them side by side.",
+            done=False,
+            page="pages/compare.py" if compare else "pages/load_test.py",
+            button="Compare the configurations" if compare else "Run a load test",
+        ),
+    ]
+
+
+def _is_tuned(model: str | None) -> bool:
+    return model is not None and ui.last(JobKind.TUNE, model) is not None
+
+
+def draw(number: int, step: Step, following: Step, *, busy: bool) -> None:
+    """One step as a row: number, state, detail, and its button."""
+    is_next = step is following
+    with st.container(border=True):
+        left, right = st.columns([3, 1], vertical_alignment="center")
+        badge = ":green-badge[:material/check: done]" if step.done else ""
+        if is_next:
+            badge = ":blue-badge[:material/arrow_forward: next]"
+        left.markdown(f"#### :material/{step.icon}: {number}. {step.name} {badge}")
+        left.markdown(ui.plain(step.detail))
+        if is_next:
+            if right.button(step.button, type="primary", width="stretch", disabled=busy):
+                if step.kind is not None:
+                    ui.submit(step.kind, step.payload or {})
+                st.switch_page(step.page)
+        else:
+            right.page_link(step.page, label="Open", icon=":material/arrow_forward:")

@@ -1,0 +1,153 @@
+"""The model page's parts: uploads, the list of models, one model's signature and findings.
+
+Belongs here: drawing what the repository holds. Never: writing into the repository (a job does).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from tritune import onnx_model, ui
+from tritune.errors import OnnxError, StoreError
+from tritune.model_rules import Finding
+from tritune.onnx_model import OnnxModel
+from tritune.plan import JobKind, JobState, TensorSpec
+from tritune.repository import ModelEntry
+from tritune.triton import Triton
+
+
+def suggested_name(file_name: str) -> str:
+    """A model name that Triton accepts, from a file's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(file_name).stem).strip(".-")[:64] or "model"
+
+
+def keep_upload(upload: Any) -> Path:
+    """Write an upload under results/uploads for the worker to read; returns its path. Raises StoreError."""
+    folder = ui.settings().uploads
+    path = folder / f"{upload.file_id}-{suggested_name(upload.name)}.onnx"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(upload.getbuffer())
+    except OSError as error:
+        raise StoreError(
+            f"The upload could not be written to {folder}: {error.strerror}. Free some space and upload again."
+        ) from error
+    return path
+
+
+def outcome() -> None:
+    """How the newest build or import ended."""
+    ended = [job for kind in (JobKind.MODEL_BUILD, JobKind.MODEL_ADD) if (job := ui.last(kind)) is not None]
+    job = max(ended, key=lambda job: job.id, default=None)
+    if job is None or job.state is not JobState.FINISHED or job.result is None:
+        ui.outcome(job)
+        return
+    made = job.result
+    words = f"Published **{ui.plain(str(made['model']))}** version {made['version']}"
+    if "accuracy" in made:
+        words += f": {made['accuracy']:.2%} of the MNIST test images named rightly"
+    words += ", and loaded into the running server." if made.get("loaded") else "."
+    ui.outcome(job, words)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _inspect(path: str, changed_ns: int) -> OnnxModel:
+    return onnx_model.inspect(Path(path))
+
+
+def inspect(entry: ModelEntry) -> OnnxModel:
+    """The newest version's ONNX file, read again only where it has changed. Raises OnnxError."""
+    path = entry.onnx_path
+    if path is None:
+        raise OnnxError(f"Model {entry.name} has no version with a model.onnx. Build or add it again.")
+    try:
+        changed_ns = path.stat().st_mtime_ns
+    except OSError as error:
+        raise OnnxError(f"{path} cannot be read: {error.strerror}. Build or add the model again.") from error
+    return _inspect(str(path), changed_ns)
+
+
+def table(entries: Sequence[ModelEntry]) -> None:
+    """Every model: versions, whether it is served, whether its folder is sound."""
+    states = served_states()
+    rows = []
+    for entry in entries:
+        problems = [finding for finding in ui.repository().check(entry.name) if finding.severity != "info"]
+        rows.append(
+            {
+                "Model": entry.name,
+                "Versions": ", ".join(str(version) for version in entry.versions) or "none",
+                "On the server": states.get(entry.name, "not loaded") if ui.is_ready() else "no server",
+                "config.pbtxt": "written" if entry.has_config else "completed by Triton",
+                "Check": f"{len(problems)} to look at" if problems else "nothing to mend",
+            }
+        )
+    st.dataframe(rows, hide_index=True, alt="Models of the repository")
+
+
+def served_states() -> dict[str, str]:
+    """Model name → what the server's index says of it; empty where no server answers."""
+    if not ui.is_ready():
+        return {}
+    return index_states(ui.triton())
+
+
+def index_states(triton: Triton) -> dict[str, str]:
+    """Model name → `ready`, or the state and Triton's reason."""
+    states: dict[str, str] = {}
+    for row in triton.index():
+        state = str(row.get("state") or "not loaded").lower()
+        reason = str(row.get("reason") or "")
+        states[str(row["name"])] = f"{state}: {reason}" if reason and state != "ready" else state
+    return states
+
+
+def details(entry: ModelEntry) -> None:
+    """Signature, facts and findings of one model's newest version."""
+    findings(ui.repository().check(entry.name))
+    model = inspect(entry)
+    left, right = st.columns(2)
+    with left:
+        st.markdown("**Inputs and outputs**")
+        rows = [_tensor("input", tensor) for tensor in model.inputs] + [_tensor("output", tensor) for tensor in model.outputs]
+        st.dataframe(rows, hide_index=True, alt=f"Signature of {entry.name}")
+        batch = "batches: dimension 0 is free" if model.batchable else "has a fixed batch dimension: Triton cannot batch it"
+        st.caption(f"The model {batch}. −1 is a dimension that the request chooses.")
+    with right:
+        st.markdown("**Newest version**")
+        facts = {
+            "Version": str(max(entry.versions, default=0)),
+            "Size": f"{model.size_bytes / 2**20:.3g} MiB",
+            "Opset, IR version": f"{model.opset}, {model.ir_version}",
+            "Made by": model.producer or "unknown",
+            "SHA-256": f"{model.sha256[:16]}…",
+            **{key: value for key, value in model.metadata.items() if len(value) < 200},
+        }
+        plain = {ui.plain(key): ui.plain(value) for key, value in facts.items()}
+        st.table(plain, border="horizontal", width="content", alt=f"Facts about {entry.name}")
+    if text := ui.repository().config_text(entry.name):
+        with st.expander("config.pbtxt"):
+            st.code(text, language=None)
+
+
+def findings(found: Sequence[Finding]) -> None:
+    """What Triton would refuse or do otherwise, in plain words."""
+    draw = {"error": st.error, "warning": st.warning, "info": st.info}
+    for finding in found:
+        draw[finding.severity](ui.plain(f"{finding.cause} {finding.fix}"), title=ui.plain(finding.seen))
+    if not found:
+        st.markdown(":green-badge[:material/check: The check found nothing that Triton would refuse]")
+
+
+def _tensor(role: str, tensor: TensorSpec) -> dict[str, str]:
+    return {
+        "Role": role,
+        "Name": tensor.name,
+        "Type": tensor.datatype,
+        "Shape": f"[{', '.join(str(size).replace('-', '−') for size in tensor.shape)}]",
+    }

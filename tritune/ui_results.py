@@ -1,0 +1,151 @@
+"""Trials as people read them: the result of one load test, and tables of many.
+
+Belongs here: laying out what is stored. Never: computing a statistic (measurement and analysis do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from tritune import ui
+from tritune.plan import TrialState, describe_load
+from tritune.store import Trial
+
+
+def configuration_label(trial: Trial) -> str:
+    """A trial's configuration in words."""
+    return trial.configuration.describe() if trial.configuration else "not reported by the server"
+
+
+def trial_label(trial: Trial) -> str:
+    """`t12 · batch ≤ 16, … · locust http, 8 clients`: a trial in a list."""
+    return f"{trial.trial_id} · {configuration_label(trial)} · {describe_load(trial.load)}"
+
+
+def percentile(value: Any) -> tuple[float | None, str, str]:
+    """A percentile of a measurement as (number, prefix `≥ ` where censored, interval in words)."""
+    if isinstance(value, Mapping):
+        prefix = "≥ " if value.get("at_least") else ""
+        return value.get("value"), prefix, ui.interval(value.get("ci95"), "ms")
+    return value, "", ""
+
+
+def result(trial: Trial) -> None:
+    """The headline numbers of a finished trial, each warning beside them."""
+    found: Mapping[str, Any] = trial.measurement or {}
+    loop = "open loop" if found.get("loop") == "open" else "closed loop: the clients wait for each answer"
+    st.markdown(f"**{trial.trial_id}** · {ui.plain(configuration_label(trial))} · {describe_load(trial.load)} ({loop})")
+    latency = found["latency_ms"]
+    server = found.get("server")
+    with st.grid(4, gap="small"):
+        ips = found["throughput_ips"]
+        _metric("Throughput", ui.figure(ips["value"], "inf/s"), ui.interval(ips.get("ci95"), "inf/s"))
+        for name, key in (("P50 latency", "p50"), ("P99 latency", "p99")):
+            value, prefix, bounds = percentile(latency.get(key))
+            _metric(name, f"{prefix}{ui.figure(value, 'ms')}", bounds or _reason(latency.get(key)))
+        average = ui.figure(server["average_batch"]) if server and server.get("average_batch") else "–"
+        _metric("Average batch", average, "" if server else "the server gives no statistics")
+    for warning in found.get("warnings", ()):
+        st.warning(ui.plain(warning["message"]), title=_words(warning["code"]), icon=":material/warning:")
+    with st.expander("All numbers"):
+        st.table(_details(found), border="horizontal", width="content", alt="All numbers of this load test")
+
+
+def _metric(label: str, value: str, below: str) -> None:
+    with st.container(border=True, height="stretch", gap=None):
+        st.metric(label, value)
+        st.caption(below or "\u00a0")
+
+
+def _reason(value: Any) -> str:
+    return str(value.get("reason") or "") if isinstance(value, Mapping) else ""
+
+
+def _words(code: str) -> str:
+    return code.replace("_", " ").capitalize()
+
+
+def _details(found: Mapping[str, Any]) -> dict[str, str]:
+    latency, requests, generator = found["latency_ms"], found["requests"], found["generator"]
+    rows = {}
+    for name, key in (("P90", "p90"), ("P95", "p95"), ("P99.9", "p999"), ("Mean", "mean"), ("Max", "max")):
+        value, prefix, bounds = percentile(latency.get(key))
+        rows[f"Latency {name}"] = f"{prefix}{ui.figure(value, 'ms')}{f' ({bounds})' if bounds else ''}"
+    rows["Requests"] = ", ".join(f"{count:,} {kind}" for kind, count in requests.items() if count or kind in ("ok", "failed"))
+    rows["Generator CPU"] = (
+        f"{ui.figure(generator['cpu_us_per_request'], 'µs')} a request, {ui.figure(generator['cpu_percent'])} % of one core"
+    )
+    rows["Lag behind the schedule, P99"] = ui.figure(generator.get("lag_p99_ms"), "ms")
+    if server := found.get("server"):
+        parts = (("queue", "queue_us"), ("compute input", "compute_input_us"), ("inference", "compute_infer_us"))
+        parts += (("compute output", "compute_output_us"),)
+        rows["Server time a request"] = ", ".join(f"{name} {ui.figure(server.get(key), 'µs')}" for name, key in parts)
+        sizes = sorted(server.get("batch_sizes", {}).items(), key=lambda item: int(item[0]))
+        rows["Batches executed"] = ", ".join(f"{count:,} of {size}" for size, count in sizes) or "–"
+    rows["Window"] = ui.figure(found.get("window_s"), "s")
+    return {name: ui.plain(text) for name, text in rows.items()}
+
+
+def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
+    """One row a trial, newest first, numbers as numbers."""
+    rows = []
+    for trial in trials:
+        found = trial.measurement or {}
+        latency = found.get("latency_ms", {})
+        doubts = [_words(warning["code"]) for warning in found.get("warnings", ())]
+        p99, at_least, _ = percentile(latency.get("p99"))
+        if at_least:
+            doubts.append("P99 is a lower bound")
+        rows.append(
+            {
+                "Trial": trial.trial_id,
+                "When": datetime.fromtimestamp(trial.created_at),
+                "Model": trial.model,
+                "Configuration": configuration_label(trial),
+                "Load": describe_load(trial.load),
+                "Throughput": ui.rounded((found.get("throughput_ips") or {}).get("value")),
+                "P50": ui.rounded(latency.get("p50")),
+                "P99": ui.rounded(p99),
+                "Warnings": ", ".join(doubts),
+                "State": str(trial.state) if trial.state is not TrialState.FAILED else f"failed: {trial.error}",
+                "Labels": ", ".join(f"{key}={value}" for key, value in trial.labels.items()),
+                "Note": trial.note,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+COLUMNS = {
+    "Trial": st.column_config.TextColumn(pinned=True, width="small"),
+    "When": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width="small"),
+    "Configuration": st.column_config.TextColumn(width="large"),
+    "Throughput": st.column_config.NumberColumn("Throughput, inf/s", format="localized"),
+    "P50": st.column_config.NumberColumn("P50, ms", format="localized"),
+    "P99": st.column_config.NumberColumn("P99, ms", format="localized"),
+}
+
+
+def trial_table(trials: Sequence[Trial]) -> None:
+    """A short table of trials, to be looked at."""
+    shown = trial_frame(trials)[["Trial", "When", "Configuration", "Load", "Throughput", "P99", "Warnings"]]
+    st.dataframe(shown, hide_index=True, column_config=COLUMNS, alt="Latest load tests")
+
+
+def latest(model: str) -> None:
+    """The newest finished trial of a model, and the way to the comparison."""
+    trials = [trial for trial in ui.finished_trials() if trial.model == model]
+    if not trials:
+        st.markdown("No result yet: the first load test's numbers appear here.")
+        return
+    st.subheader("Latest result")
+    result(trials[0])
+    with st.container(horizontal=True):
+        if len({trial.configuration for trial in trials}) > 1:
+            st.page_link("pages/compare.py", label="Compare the configurations", icon=":material/bar_chart:")
+        else:
+            st.page_link("pages/tune.py", label="Try a second configuration", icon=":material/tune:")

@@ -1,0 +1,159 @@
+"""The server page's parts: start, attach, endpoints, models, log.
+
+Belongs here: forms and what the server reports. Never: starting a process or sending a request (servers and triton do).
+"""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from tritune import servers, ui, ui_model
+from tritune.errors import InputError
+from tritune.plan import JobKind
+from tritune.servers import ServerKind, ServerStatus, embedded
+from tritune.settings import DEFAULT_HTTP_PORT
+
+LOG_LINES = 200
+
+
+def start_form(*, busy: bool) -> None:
+    """Set up or start the embedded Triton."""
+    st.subheader("On this machine")
+    if reason := embedded.unsupported_reason():
+        st.warning(ui.plain(reason), icon=":material/block:")
+        return
+    if not embedded.is_set_up(ui.settings()):
+        st.markdown(
+            "The real Triton 2.51 in a folder of its own, without Docker or a GPU. "
+            "The set-up downloads about 1 GB once and takes a minute or two."
+        )
+        if st.button("Set up the embedded Triton", type="primary", disabled=busy):
+            ui.submit(JobKind.SETUP, {})
+        return
+    st.markdown("The embedded Triton is set up. It starts in a few seconds and loads every model of the repository.")
+    port = st.number_input(
+        "First port",
+        1024,
+        65533,
+        DEFAULT_HTTP_PORT,
+        width=160,
+        help="HTTP, then gRPC and metrics on the next two. Where one is taken the next free three are used.",
+    )
+    if st.button("Start Triton", type="primary", icon=":material/play_arrow:", disabled=busy):
+        base = int(port) if int(port) != DEFAULT_HTTP_PORT else None
+        ui.submit(JobKind.SERVER_START, {"kind": str(ServerKind.EMBEDDED), "port_base": base})
+
+
+def attach_form(*, busy: bool) -> None:
+    """Attach to a server that somebody else runs."""
+    st.subheader("Somewhere else")
+    with st.form("attach", border=False):
+        url = st.text_input("Address", placeholder="http://gpu-box:8000", help="Any server with the KServe v2 protocol.")
+        with st.expander("gRPC, metrics, headers, TLS"):
+            grpc = st.text_input("gRPC address", placeholder="gpu-box:8001")
+            metrics = st.text_input("Metrics address", placeholder="http://gpu-box:8002/metrics")
+            headers = st.text_area("Headers", placeholder="Authorization: Bearer …", help="One a line, name: value.")
+            ca = st.text_input("CA certificate file", help="For https with a private certificate authority.")
+            verify = st.checkbox("Check the server's certificate", value=True)
+        if st.form_submit_button("Attach", disabled=busy):
+            with st.spinner("Looking for the server…"):
+                tls = {"ca": ca.strip() or None, "verify": verify} if ca.strip() or not verify else None
+                servers.attach(
+                    ui.settings(),
+                    url.strip(),
+                    grpc=grpc.strip() or None,
+                    metrics=metrics.strip() or None,
+                    headers=parse_headers(headers),
+                    tls=tls,
+                )
+            ui.forget()
+            st.rerun()
+
+
+def parse_headers(text: str) -> dict[str, str]:
+    """`name: value` a line → mapping. Raises InputError for a line without a colon."""
+    headers = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise InputError(f"The header line {line!r} has no colon. Write one header a line, as name: value.")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def endpoints(status: ServerStatus) -> None:
+    """Where the server answers and what it can do."""
+    ends = status.endpoints
+    if ends is None:
+        return
+    rows = {
+        "State": f"{status.state} ({status.kind})",
+        "Version": f"Triton {status.triton_version}" if status.triton_version else "not reported",
+        "HTTP": ends.http,
+        "gRPC": ends.grpc or "not available",
+        "Metrics": ends.metrics or "not available",
+        "Model control": _ability(status.control),
+        "Statistics": _ability(status.statistics),
+    }
+    if status.pid is not None:
+        rows["Process"] = f"{status.pid}, since {ui.ago(status.started_at)}"
+    cells = {name: ui.plain(text) for name, text in rows.items()}
+    st.table(cells, border="horizontal", width="content", alt="Endpoints of the server")
+    if ends.control:
+        with st.expander("The header that model control asks for"):
+            st.markdown(
+                "Without it any web page open on this machine could load and unload models. "
+                "Send it with requests to `/v2/repository`; inference needs no header."
+            )
+            st.code(": ".join(ends.control), language=None)
+
+
+def _ability(can: bool | None) -> str:
+    return {True: "available", False: "not available", None: "not known"}[can]
+
+
+def stop() -> None:
+    """Stop the server, or let go of one that somebody else runs."""
+    with st.spinner("Stopping…"):
+        servers.stop(ui.settings())
+    ui.forget()
+    st.rerun()
+
+
+def models(*, control: bool) -> None:
+    """Every model that the server knows or the repository holds, with load and unload."""
+    states = ui_model.served_states()
+    names = sorted({*states, *(entry.name for entry in ui.repository().models())})
+    if not names:
+        ui.empty("The server has no model.", "pages/model.py", "Build or add a model")
+        return
+    busy = ui.active() is not None
+    for name in names:
+        state = states.get(name, "not loaded")
+        ready = state == "ready"
+        with st.container(horizontal=True, vertical_alignment="center", border=True):
+            color = "green" if ready else "gray" if state in ("not loaded", "unavailable") else "orange"
+            st.markdown(f"**{ui.plain(name)}** :{color}-badge[{ui.plain(state)}]", width="stretch")
+            if control and st.button("Load again" if ready else "Load", key=f"load_{name}", disabled=busy):
+                ui.submit(JobKind.LOAD_MODEL, {"model": name})
+            if control and st.button("Unload", key=f"unload_{name}", disabled=busy or not ready):
+                ui.submit(JobKind.UNLOAD_MODEL, {"model": name})
+    for kind in (JobKind.LOAD_MODEL, JobKind.UNLOAD_MODEL):
+        ui.outcome(ui.last(kind))
+    if not control:
+        st.caption("This server does not let its models be loaded or unloaded from outside.")
+
+
+def log(*, follow: bool) -> None:
+    """The end of the server's log, live while the server runs and the reader wants it."""
+    live = follow and st.toggle("Follow the log", value=False)
+
+    def draw() -> None:
+        text = servers.logs(ui.settings(), LOG_LINES)
+        if text.strip():
+            st.code(text, language=None, height=320)
+            st.caption(f"The last {LOG_LINES} lines, from {ui.plain(str(ui.settings().server_log))}.")
+        else:
+            st.markdown("The log is empty: no server has been started here yet.")
+
+    ui.live(draw, running=live)

@@ -1,0 +1,147 @@
+"""The try-it page's parts: a picture, the answer, the code to copy.
+
+Belongs here: choosing an input and showing an answer. Never: making a request's text (snippets) or sending it (triton).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import streamlit as st
+
+from loadgen.payload import Payload, Tensor, payloads
+from tritune import digits, mnist, snippets, ui
+from tritune.errors import TritonRefusedError
+from tritune.plan import LoadPlan, Protocol, Signature
+from tritune.ui_load import parse_shapes
+
+ZOOM = 9
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer: output name → flat values, and how long it took in ms."""
+
+    outputs: Mapping[str, list[Any]]
+    latency_ms: float
+
+
+def takes_digits(signature: Signature) -> bool:
+    """Whether a model wants one 28×28 picture and gives ten values, as the MNIST network does."""
+    batched = signature.max_batch_size > 0
+    inputs = [(spec.datatype, spec.shape if batched else spec.shape[1:]) for spec in signature.inputs]
+    outputs = [spec.shape if batched else spec.shape[1:] for spec in signature.outputs]
+    return inputs == [("FP32", (1, 28, 28))] and outputs == [(10,)]
+
+
+def choose_picture() -> Bytes:
+    """A committed test image or an upload, as 28×28 grey values."""
+    images = mnist.sample_images()
+    own = st.file_uploader("Your own picture of a digit", type=["png", "jpg", "jpeg", "webp", "bmp"])
+    if own is not None:
+        return digits.prepare(own.getvalue())
+    index = st.pills(
+        "Or one of these test images",
+        range(len(images)),
+        default=14 if len(images) > 14 else 0,
+        required=True,
+        format_func=lambda number: str(images[number][1]),
+    )
+    return images[int(index or 0)][0]
+
+
+def show_pixels(pixels: Bytes) -> None:
+    """What the model sees, enlarged."""
+    large = np.kron(pixels, np.ones((ZOOM, ZOOM), dtype=np.uint8))
+    st.image(large, caption="What the model sees: 28×28 grey values", alt="The digit as the model sees it", width=28 * ZOOM)
+
+
+def digit_payload(signature: Signature, pixels: Bytes) -> Payload:
+    """The request's one tensor."""
+    array = mnist.normalise(pixels)
+    return (Tensor(signature.inputs[0].name, "FP32", (1, 1, 28, 28), array.tobytes()),)
+
+
+def choose_shapes(signature: Signature) -> dict[str, tuple[int, ...]]:
+    """Sizes for the dimensions that the request chooses."""
+    free = [spec for spec in signature.inputs if -1 in spec.shape]
+    if not free:
+        return {}
+    example = " ".join(f"{s.name}:{','.join('8' if size < 0 else str(size) for size in s.shape)}" for s in free)
+    return parse_shapes(st.text_input("Shapes of the inputs", example, key="try_shapes"))
+
+
+def example_payload(model: str, signature: Signature, shapes: Mapping[str, tuple[int, ...]]) -> Payload:
+    """A valid request with made-up values."""
+    st.markdown("This model takes something else than a picture of a digit, so the request holds made-up values.")
+    return payloads(signature, LoadPlan(model=model, concurrency=1, shapes=shapes), 1)[0]
+
+
+def ask(model: str, payload: Payload) -> Answer:
+    """Send one request. Raises ServerDownError, and TritonRefusedError with Triton's words."""
+    triton = ui.triton()
+    body = snippets.json_request(payload).encode()
+    begin = time.perf_counter()
+    status, _, content = triton.infer(model, body, {"Content-Type": "application/json"})
+    latency_ms = (time.perf_counter() - begin) * 1e3
+    try:
+        document = json.loads(content)
+    except ValueError:
+        document = {"error": content[:200].decode(errors="replace")}
+    if status != 200:
+        reason = str(document.get("error", "no reason given"))
+        raise TritonRefusedError(f"Triton refused the request to {model}: {reason}", status=status, reason=reason)
+    return Answer({output["name"]: output["data"] for output in document["outputs"]}, latency_ms)
+
+
+def probabilities(answer: Answer) -> None:
+    """Ten probabilities, from log-probabilities or raw scores."""
+    scores = np.array(next(iter(answer.outputs.values())), dtype=float)
+    shares = np.exp(scores - scores.max())
+    shares /= shares.sum()
+    best = int(shares.argmax())
+    with st.container(horizontal=True):
+        st.metric("The model says", str(best), border=True)
+        st.metric("Probability", f"{shares[best]:.1%}", border=True)
+        st.metric("Latency of this request", ui.figure(answer.latency_ms, "ms"), border=True)
+    frame = pd.DataFrame({"Digit": [str(digit) for digit in range(10)], "Probability": shares})
+    st.bar_chart(
+        frame,
+        x="Digit",
+        y="Probability",
+        y_label="Probability, 0 to 1",
+        height=300,
+        alt=f"Probability of each digit; {best} is the highest with {shares[best]:.1%}",
+    )
+
+
+def outputs(answer: Answer) -> None:
+    """Every output's first values."""
+    st.metric("Latency of this request", ui.figure(answer.latency_ms, "ms"), width="content", border=True)
+    for name, data in answer.outputs.items():
+        st.markdown(f"**{ui.plain(name)}**, {len(data):,} values")
+        st.code(json.dumps(data[:64]) + (" …" if len(data) > 64 else ""), language="json", wrap_lines=True)
+
+
+def code(model: str, signature: Signature, payload: Payload) -> None:
+    """curl and Python, ready to copy."""
+    endpoints = ui.triton().endpoints
+    names = [spec.name for spec in signature.outputs]
+    labels = ["curl", "Python, HTTP"] + (["Python, gRPC"] if endpoints.grpc else [])
+    tabs = st.tabs(labels)
+    with tabs[0]:
+        st.code(snippets.curl(endpoints, model, payload), language="bash", height=260)
+    for tab, protocol in zip(tabs[1:], (Protocol.HTTP, Protocol.GRPC), strict=False):
+        with tab:
+            text = snippets.python_client(endpoints, model, payload, names, protocol=protocol)
+            st.code(text, language="python", height=300)
+    if takes_digits(signature):
+        st.caption("The input is float32 in 0 to 1 (grey value / 255); the output is the logarithm of each probability.")
