@@ -24,7 +24,7 @@ AUTO_COMPLETE_BATCH_SIZE = 4
 
 def rules(message: Any, model: OnnxModel) -> Iterator[Finding]:
     """Where the configuration does not fit the ONNX file; nothing where another backend serves the model."""
-    if not serves_onnx(message):
+    if not serves_onnx(message) or message.max_batch_size < 0:
         return
     fixed = fixed_batch((*model.inputs, *model.outputs))
     batches = message.max_batch_size > 0
@@ -118,11 +118,16 @@ def _against_tensor(tensor: Any, spec: TensorSpec, is_input: bool, batches: bool
             yield Finding("tensor_dims", "error", seen, cause, "Write dims: [1].")
         return
     right = spec.shape[1:] if batches else spec.shape
-    if len(dims) == len(right) and all(
-        mine == theirs or (is_input and theirs == -1) for mine, theirs in zip(dims, right, strict=True)
-    ):
+    if _fits(dims, right, is_input) or any(size < 1 and size != -1 for size in dims) or not tensor.dims:
         return
     yield _wrong_dims(seen, dims, right, spec, is_input, batches)
+
+
+def _fits(dims: Sequence[int], right: Sequence[int], is_input: bool) -> bool:
+    """Triton's compare_exact for outputs; the free dimensions of an input may be narrowed."""
+    return len(dims) == len(right) and all(
+        mine == theirs or (is_input and theirs == -1) for mine, theirs in zip(dims, right, strict=True)
+    )
 
 
 def _wrong_dims(
@@ -132,7 +137,7 @@ def _wrong_dims(
     if not right:
         fix = "Write dims: [1] and reshape { shape: [] }."
     code = "tensor_dims"
-    if batches and len(dims) == len(right) + 1 and dims[0] in (-1, 1):
+    if batches and dims[:1] in ((-1,), (1,)) and _fits(dims[1:], right, is_input):
         code = "batch_written_twice"
         cause = (
             "The batch dimension is written twice: with max_batch_size > 0 Triton puts it before dims by itself "

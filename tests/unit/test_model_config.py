@@ -264,6 +264,10 @@ class TestChanging:
         again = model_config.change(whole, TuneChange(max_batch_size=16, dynamic_batching=True))
         assert again == batched
 
+    def test_a_warm_up_above_the_new_maximum_is_refused(self) -> None:
+        warm = text(rest='model_warmup { name: "big" batch_size: 12 }')
+        assert "batch_size 12, above max_batch_size 8" in refusal(warm, max_batch_size=8)
+
     def test_another_scheduler_is_not_replaced_in_silence(self) -> None:
         said = refusal(text(rest="sequence_batching { }"), max_queue_delay_microseconds=5)
         assert "sequence_batching" in said
@@ -321,6 +325,12 @@ class TestFindings:
                 "Remove reshape",
             ),
             (
+                text(rest='model_warmup { name: "big" batch_size: 17 }'),
+                "warmup_batch_size",
+                "17, above max_batch_size 16",
+                "16 or less",
+            ),
+            (
                 text(rest="instance_group { kind: KIND_CPU gpus: [0] }"),
                 "instance_group",
                 "KIND_CPU",
@@ -343,6 +353,18 @@ class TestFindings:
         assert named, found
         assert seen in named[0].seen
         assert fix in named[0].fix
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            text(max_batch_size="max_batch_size: -1"),
+            text(input='input { name: "x" data_type: TYPE_FP32 dims: 0 }'),
+            text(input='input { name: "x" data_type: TYPE_FP32 }'),
+            text(input='input { name: "x" data_type: TYPE_FP32 dims: [1, 4] }'),
+        ],
+    )
+    def test_one_fault_is_told_once(self, config: str) -> None:
+        assert only(model_config.text_findings(config, onnx(), "m")).severity == "error"
 
     def test_the_nearest_free_name_is_proposed(self) -> None:
         model = onnx(inputs=(TensorSpec("pixels_left", "FP32", (-1, 4)), TensorSpec("pixels_right", "FP32", (-1, 4))))
