@@ -4,7 +4,7 @@
      |- InputError               a wrong argument, value or file; exit code 2
      |   |- UnknownModelError    no such model in the repository or on the server
      |   |- OnnxError            a file that is not a usable ONNX model
-     |   `- ConfigError          a config.pbtxt that Triton would refuse (carries findings)
+     |   `- ConfigError          a config.pbtxt that Triton would refuse
      |- DatasetError             no source of the MNIST images could be read
      |- ServerError              a Triton could not be set up, started, found or stopped
      |   |- ServerDownError      nothing answers at the address
