@@ -1,0 +1,236 @@
+"""The flat record of a request and its file.
+
+Belongs here: the schema, an append-only Arrow IPC stream written in chunks while the load runs, reading it back
+whatever its end looks like, and Parquet for keeping. Never: percentiles, windows, clocks.
+
+One record is one request, however many samples its batch has.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tritune.errors import LoadTestError
+
+NEVER = -1  # the time of what did not happen
+RECORD_WIDTH = 4  # intended, sent, done, status: the row of a packed batch
+SAMPLES_FILE = "samples.arrow"
+
+Int64s = NDArray[np.int64]
+Int16s = NDArray[np.int16]
+Int8s = NDArray[np.int8]
+
+
+class Status(IntEnum):
+    """How a request ended."""
+
+    OK = 0
+    FAILED = 1
+    TIMEOUT = 2
+    UNSENT = 3
+    REJECTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Requests in the order in which they were recorded, five columns of one length.
+
+    The times are nanoseconds of CLOCK_MONOTONIC; NEVER (-1) where it did not happen. `done_ns` of a TIMEOUT is
+    when it was given up. `status` holds Status values, `worker` the index of the generator's process.
+    """
+
+    intended_ns: Int64s
+    sent_ns: Int64s
+    done_ns: Int64s
+    status: Int8s
+    worker: Int16s
+
+    def __len__(self) -> int:
+        return len(self.intended_ns)
+
+    @classmethod
+    def empty(cls) -> Samples:
+        return cls.join([])
+
+    @classmethod
+    def join(cls, parts: Sequence[Samples]) -> Samples:
+        """One after the other."""
+        columns = [
+            np.concatenate([getattr(part, column.name) for part in parts] or [np.empty(0)]).astype(kind)
+            for column, kind in zip(fields(cls), _KINDS, strict=True)
+        ]
+        return cls(*columns)
+
+    @classmethod
+    def from_packed(cls, records: array[int] | bytes, worker: int) -> Samples:
+        """Read a packed batch: int64 rows of intended, sent, done, status."""
+        table = np.frombuffer(records, dtype=np.int64).reshape(-1, RECORD_WIDTH)
+        return cls(
+            np.ascontiguousarray(table[:, 0]),
+            np.ascontiguousarray(table[:, 1]),
+            np.ascontiguousarray(table[:, 2]),
+            table[:, 3].astype(np.int8),
+            np.full(len(table), worker, dtype=np.int16),
+        )
+
+    @classmethod
+    def unsent(cls, intended_ns: Int64s, worker: int) -> Samples:
+        """Requests that could not be sent: nothing but their intended times."""
+        never = np.full(len(intended_ns), NEVER, dtype=np.int64)
+        return cls(
+            intended_ns.astype(np.int64),
+            never,
+            never,
+            np.full(len(intended_ns), Status.UNSENT, dtype=np.int8),
+            np.full(len(intended_ns), worker, dtype=np.int16),
+        )
+
+
+_KINDS = (np.int64, np.int64, np.int64, np.int8, np.int16)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    kinds = {np.int64: pa.int64(), np.int8: pa.int8(), np.int16: pa.int16()}
+    return pa.schema([(column.name, kinds[kind]) for column, kind in zip(fields(Samples), _KINDS, strict=True)])
+
+
+def _batch(samples: Samples) -> Any:
+    import pyarrow as pa
+
+    # from_buffers, since pa.array looks at NumPy arrays through pandas and would import it: half a second
+    schema = _schema()
+    columns = [
+        pa.Array.from_buffers(
+            kind.type, len(samples), [None, pa.py_buffer(np.ascontiguousarray(getattr(samples, name)))]
+        )
+        for name, kind in zip(schema.names, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class SampleWriter:
+    """An append-only stream of samples. Every chunk that `write` returned from can be read, even while the stream
+    grows and after the writer was killed.
+
+    Raises LoadTestError where the disk is full or cannot be written; what was written before stays readable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self.path = path
+        self.count = 0
+        try:
+            self._file = path.open("wb", buffering=0)
+            self._stream = pa.ipc.new_stream(self._file, _schema())
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def write(self, samples: Samples) -> None:
+        """Append one chunk."""
+        if not len(samples):
+            return
+        try:
+            self._stream.write_batch(_batch(samples))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self.count += len(samples)
+
+    def close(self) -> None:
+        """End the stream and bring it to the disk."""
+        try:
+            self._stream.close()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        finally:
+            self._file.close()
+
+
+def _unwritable(path: Path, error: OSError) -> LoadTestError:
+    return LoadTestError(
+        f"The samples could not be written to {path} ({error.strerror or error}); what was measured before is kept. "
+        "Free some space, or set TRITUNE_RESULTS to a folder on another disk, and run the load test again."
+    )
+
+
+def read_stream(path: Path) -> Samples:
+    """All whole chunks of a stream, whether or not it has an end: a torn tail is left out.
+
+    Raises LoadTestError where the file is missing or is no sample stream at all.
+    """
+    import pyarrow as pa
+
+    parts: list[Samples] = []
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return Samples.empty()
+            stream = pa.ipc.open_stream(file)
+            if stream.schema != _schema():
+                raise LoadTestError(f"{path} holds no samples of a load test. Run the load test again.")
+            while True:
+                try:
+                    batch = stream.read_next_batch()
+                except (StopIteration, pa.ArrowInvalid, OSError):
+                    break
+                parts.append(_from_columns(batch))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise LoadTestError(f"The samples {path} could not be read ({error}). Run the load test again.") from error
+    return Samples.join(parts)
+
+
+def _from_columns(table: Any) -> Samples:
+    return Samples(
+        *(
+            np.asarray(table.column(column.name).to_numpy(zero_copy_only=False), dtype=kind)
+            for column, kind in zip(fields(Samples), _KINDS, strict=True)
+        )
+    )
+
+
+def write_parquet(samples: Samples, path: Path) -> None:
+    """Write the samples compressed, under a temporary name first. Raises LoadTestError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            pq.write_table(
+                pa.Table.from_batches([_batch(samples)]),
+                file,
+                compression="zstd",
+                use_dictionary=["status", "worker"],
+                column_encoding=dict.fromkeys(("intended_ns", "sent_ns", "done_ns"), "DELTA_BINARY_PACKED"),
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def read_parquet(path: Path) -> Samples:
+    """Read what `write_parquet` wrote. Raises LoadTestError where it is missing or damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as file:
+            table = pq.read_table(file)
+        return _from_columns(table.combine_chunks())
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise LoadTestError(f"The samples {path} could not be read ({error}). Run the load test again.") from error

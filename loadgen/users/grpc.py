@@ -1,0 +1,7 @@
+"""placeholder"""
+
+
+class GrpcConnection: ...
+
+
+def grpc_requests(*a, **k): ...

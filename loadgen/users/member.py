@@ -1,0 +1,184 @@
+"""One process that sends: it makes the engine for a plan, runs it, and passes on what it recorded.
+
+Belongs here: a worker's (or the only process's) side of a run. Never: the window, files, other processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import gevent
+import gevent.event
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.payload import grpc_message, payloads
+from loadgen.schedule import offsets_ns, share
+from loadgen.users.grpc import GrpcConnection, grpc_requests
+from loadgen.users.http import Head, HttpConnection, http_requests
+from loadgen.users.loops import MAX_CONNECTIONS, ClosedLoop, OpenLoop
+from loadgen.users.statistics import StatisticsFeed
+from loadgen.users.wire import Connection, resolve, tls_context
+from tritune.errors import InputError, ServerDownError
+from tritune.plan import GeneratorPlan, Protocol
+
+SHIP_S = 0.5  # with its own leader in the process: shipping costs about a millisecond
+SHIP_FAR_S = 0.1  # what a killed worker may lose
+FEED_S = 1.0
+SETTLE_S = 30.0
+
+Send = Callable[[str, Mapping[str, Any]], None]
+
+
+def connector(plan: GeneratorPlan) -> tuple[Callable[[], Connection], int]:
+    """A function that makes unopened connections, and how many different requests they can send.
+
+    Raises InputError and ServerDownError.
+    """
+    load, endpoints = plan.load, plan.endpoints
+    pool = payloads(plan.signature, load)
+    if load.protocol is Protocol.GRPC:
+        if endpoints.grpc is None:
+            raise InputError(
+                "This server has no gRPC address. Attach it with --grpc HOST:PORT, or use --protocol http."
+            )
+        address = resolve(endpoints.grpc)
+        context = tls_context(endpoints.tls, "h2")
+        messages = [grpc_message(payload, load.model) for payload in pool]
+        frames = grpc_requests(messages, endpoints.grpc, endpoints.headers, is_tls=context is not None)
+        return lambda: GrpcConnection(address, context, frames), len(pool)
+    address = resolve(endpoints.http)
+    context = tls_context(endpoints.tls, "http/1.1")
+    requests = http_requests(pool, load.model, endpoints.http, endpoints.headers)
+    heads: dict[bytes, Head] = {}
+    return lambda: HttpConnection(address, context, requests, heads), len(requests)
+
+
+def _give_way() -> None:
+    """Let every greenlet run whose time has come. gevent.sleep(0) would come back before gevent has looked at its
+    timers and sockets; an idle watcher comes back after it has."""
+    gevent.idle()
+
+
+class Member:
+    """Sends a plan's load, as worker `index` of `count`. `send` brings a message to the conductor."""
+
+    def __init__(self, plan: GeneratorPlan, index: int, count: int, send: Send, statistics: Any) -> None:
+        self.plan = plan
+        self.index = index
+        self.over = gevent.event.Event()
+        self._send = send
+        load = plan.load
+        self._feed = StatisticsFeed(statistics, f"/v2/models/{load.model}/infer", load.protocol.value)
+        connect, request_count = connector(plan)
+        common = (connect, request_count, load.timeout_s, _give_way)
+        self.engine: ClosedLoop | OpenLoop
+        if load.rate_rps is None:
+            self.engine = ClosedLoop(*common)
+        else:
+            rate_rps = load.rate_rps
+
+            def arrivals(length_ns: int) -> Iterator[NDArray[np.int64]]:
+                return share(offsets_ns(rate_rps, load.arrivals, load.seed, length_ns), index, count)
+
+            cap = max(1, MAX_CONNECTIONS // count)
+            self.engine = OpenLoop(*common, arrivals=arrivals, rate_rps=rate_rps / count, max_connections=cap)
+            self.engine.prepare()
+        self.is_reported = False
+        self._is_begun = False
+        self._ship_s = SHIP_S if count == 1 else SHIP_FAR_S
+        self._unfed: array[int] = array("q")
+        self._feed_next_s = 0.0
+        self._running = gevent.spawn(self._run)
+
+    def join(self) -> Connection | None:
+        """One more client of a closed loop; None where there is nothing to do (an open loop needs no clients, and
+        a load that has begun takes none)."""
+        if isinstance(self.engine, OpenLoop) or self._is_begun:
+            return None
+        return self.engine.add_client()
+
+    def leave(self, client: Connection | None) -> None:
+        if client is not None and isinstance(self.engine, ClosedLoop) and not self.over.is_set():
+            self.engine.remove_client(client)
+
+    def report_ready(self) -> None:
+        """Wait until the connections are open and tell the conductor; with `error` where none could be opened."""
+        self.is_reported = True
+        gc.collect()
+        gc.freeze()  # a full collection of what Locust has loaded would stop the sends for 50 ms
+        limit = time.monotonic() + min(SETTLE_S, max(1.0, self.plan.load.timeout_s))
+        while not self.engine.is_settled and time.monotonic() < limit:
+            gevent.sleep(0.01)
+        error = None
+        if not self.engine.opened:
+            protocol = self.plan.load.protocol
+            where = self.plan.endpoints.grpc if protocol is Protocol.GRPC else self.plan.endpoints.http
+            why = self.engine.open_error or "no answer to the connection"
+            error = (
+                f"Nothing that speaks {protocol.value} answers at {where}: {why}. "
+                "See `tritune server status`, and start or attach a server."
+            )
+        self._send("tritune_ready", {"worker": self.index, "pid": os.getpid(), "error": error})
+
+    def go(self, begin_ns: int, start_ns: int, end_ns: int, *, takes_more_clients: bool = False) -> None:
+        """Begin the load at `begin_ns`."""
+        self._is_begun = not takes_more_clients
+        self.engine.schedule(begin_ns, start_ns, end_ns)
+
+    def stop(self) -> None:
+        """End the load soon."""
+        self.engine.stop()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the engine has ended and everything has been passed on."""
+        self._running.join(timeout_s)
+
+    def _run(self) -> None:
+        shipping = gevent.spawn(self._ship_regularly)
+        error = None
+        try:
+            self.engine.run()
+        except (InputError, ServerDownError) as failure:
+            error = str(failure)
+        shipping.kill()
+        self._ship()
+        self._feed.add(self._unfed, self.engine.errors)
+        if isinstance(self.engine, OpenLoop):
+            for chunk in self.engine.leftover():
+                self._send("tritune_unsent", {"worker": self.index, "intended_ns": chunk.tobytes()})
+                gevent.sleep(0)
+        self._send(
+            "tritune_done",
+            {
+                "worker": self.index,
+                "errors": self.engine.errors,
+                "spin_ns": self.engine.spin_ns,
+                "cpu_ns": self.engine.cpu_ns,
+                "connections": self.engine.opened,
+                "error": error,
+            },
+        )
+        self.over.set()
+        self.engine.close()
+
+    def _ship_regularly(self) -> None:
+        while True:
+            gevent.sleep(self._ship_s)
+            self._ship()
+
+    def _ship(self) -> None:
+        records = self.engine.take_records()
+        if records:
+            self._send("tritune_samples", {"worker": self.index, "records": records.tobytes()})
+            self._unfed.extend(records)
+        now_s = time.monotonic()
+        if now_s >= self._feed_next_s:
+            self._feed_next_s = now_s + FEED_S
+            self._feed.add(self._unfed, self.engine.errors)
+            del self._unfed[:]
