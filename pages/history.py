@@ -14,7 +14,12 @@ with ui.guard():
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = st.text_input(
-            "Search", type="search", live=True, key="q", bind="query-params", placeholder="trial, configuration, label, note"
+            "Search",
+            type="search",
+            live=True,
+            key="q",
+            bind="query-params",
+            placeholder="trial, configuration, label, note",
         )
         models = sorted({trial.model for trial in trials})
         model = st.selectbox("Model", models, index=None, placeholder="all", key="of", bind="query-params")
@@ -29,6 +34,7 @@ with ui.guard():
         ui_results.trial_frame(shown),
         hide_index=True,
         column_config=ui_results.COLUMNS,
+        placeholder="–",
         on_select="rerun",
         selection_mode="multi-row",
         key="history_rows",
@@ -41,7 +47,9 @@ with ui.guard():
             st.switch_page("pages/compare.py", query_params={"trials": measured})
         if st.button("Delete", icon=":material/delete:", disabled=not chosen):
             ui_history.confirm_delete(chosen)
-        words = f"{len(shown)} of {len(trials)} load tests" if len(shown) != len(trials) else f"{len(trials)} load tests"
+        words = (
+            f"{len(shown)} of {len(trials)} load tests" if len(shown) != len(trials) else f"{len(trials)} load tests"
+        )
         st.caption(f"{words}. Tick rows to compare, change or delete them.", width="content")
     if len(chosen) == 1:
         ui_history.one(chosen[0])

@@ -28,11 +28,17 @@ with ui.guard():
                 default=ui_load.CLOSED,
                 required=True,
                 key="load_loop",
-                help="Closed: each client sends when its answer has come. Open: requests come whether or not answers do.",
+                help="Closed: each client waits for its answer. Open: requests come whether or not answers do.",
                 **kept,
             )
             driver = st.segmented_control(
-                "Generator", list(Driver), default=Driver.LOCUST, required=True, key="load_driver", **kept
+                "Generator",
+                list(Driver),
+                default=Driver.LOCUST,
+                required=True,
+                key="load_driver",
+                format_func={Driver.LOCUST: "Locust", Driver.PERF_ANALYZER: "perf_analyzer"}.get,
+                **kept,
             )
             protocol = st.segmented_control(
                 "Protocol",
@@ -43,19 +49,19 @@ with ui.guard():
                 format_func={Protocol.HTTP: "HTTP", Protocol.GRPC: "gRPC"}.get,
                 **kept,
             )
-        first, second, third, fourth = st.columns(4)
+        first, *second, third, fourth = st.columns(3 if loop == ui_load.CLOSED else 4)
         concurrency, rate, arrivals = None, None, Arrivals.CONSTANT
         if loop == ui_load.CLOSED:
             concurrency = first.number_input("Clients", value=8, key="load_clients", **kept)
         else:
-            rate = first.number_input("Requests per second", value=100.0, key="load_rate", **kept)
-            arrivals = second.selectbox("Arrivals", list(Arrivals), key="load_arrivals", **kept)
-        duration = third.number_input("Measure for, s", value=10.0, step=1.0, key="load_duration", **kept)
-        warmup = fourth.number_input("Warm up for, s", value=2.0, step=1.0, key="load_warmup", **kept)
+            rate = first.number_input("Requests per second", value=100.0, format="%g", key="load_rate", **kept)
+            arrivals = second[0].selectbox("Arrivals", list(Arrivals), key="load_arrivals", **kept)
+        duration = third.number_input("Measure for, s", value=10.0, step=1.0, format="%g", key="load_duration", **kept)
+        warmup = fourth.number_input("Warm up for, s", value=2.0, step=1.0, format="%g", key="load_warmup", **kept)
         with st.expander("Batch, timeout, seed, input shapes"):
             left, middle, right, last = st.columns(4)
             batch = left.number_input("Samples in a request", value=1, key="load_batch", **kept)
-            timeout = middle.number_input("Timeout, s", value=10.0, key="load_timeout", **kept)
+            timeout = middle.number_input("Timeout, s", value=10.0, format="%g", key="load_timeout", **kept)
             seed = right.number_input("Seed", value=0, key="load_seed", **kept)
             workers = last.number_input("Generator processes", value=1, key="load_workers", **kept)
             shapes = st.text_input("Shapes of free dimensions", placeholder="INPUT:12,8", key="load_shapes", **kept)

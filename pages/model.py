@@ -14,7 +14,12 @@ with ui.guard():
         st.subheader("Build MNIST")
         with st.container(horizontal=True, vertical_alignment="bottom"):
             opset = st.number_input(
-                "ONNX opset", 12, 23, 17, width=140, help="17 runs on every Triton since 22.10; the ONNX Runtime limits it."
+                "ONNX opset",
+                12,
+                23,
+                17,
+                width=140,
+                help="17 runs on every Triton since 22.10; the ONNX Runtime limits it.",
             )
             simplify = st.checkbox("Simplify the graph", help="Folds and removes nodes; the answers stay the same.")
         retrain = st.checkbox("Train again on real MNIST", help="Minutes of CPU; needs the data set once.")

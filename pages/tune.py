@@ -37,7 +37,10 @@ with ui.guard():
             help="How long the batcher may wait for company. Every lone request waits this long.",
         )
         max_batch = st.number_input(
-            "Max batch size", value=written.max_batch_size, key=f"max_{key}", help="0: the model has no batch dimension."
+            "Max batch size",
+            value=written.max_batch_size,
+            key=f"max_{key}",
+            help="0: the model has no batch dimension.",
         )
         instances = st.number_input(
             "Instances",
@@ -63,7 +66,9 @@ with ui.guard():
             disabled=busy or not ready or asked is None or (asked.is_empty and not ui_tune.needs_reload(model)),
         ):
             ui.submit(JobKind.TUNE, {"model": model, "change": asked.to_dict(), "undo": False})
-        if st.button("Undo the last tune", icon=":material/undo:", disabled=busy or not ready or not ui_tune.can_undo(model)):
+        if st.button(
+            "Undo the last tune", icon=":material/undo:", disabled=busy or not ready or not ui_tune.can_undo(model)
+        ):
             ui.submit(JobKind.TUNE, {"model": model, "change": {}, "undo": True})
         if asked is not None and asked.is_empty:
             st.caption("Change a value to see what would be written.", width="content")

@@ -40,7 +40,9 @@ def prepare(data: bytes) -> Bytes:
         return grey
     strokes = np.clip(grey.astype(float) - float(np.median(_edge(grey))), 0, None)
     if strokes.max() < 16:
-        raise InputError("Nothing stands out in this picture. Use one dark digit on a light background, or the reverse.")
+        raise InputError(
+            "Nothing stands out in this picture. Use one dark digit on a light background, or the reverse."
+        )
     strokes /= strokes.max()
     strokes[strokes < FAINT] = 0
     return _centred(_boxed(strokes))
@@ -54,7 +56,9 @@ def _grey(data: bytes) -> Bytes:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             picture: Any = Image.open(io.BytesIO(data))
             if picture.width * picture.height > MAX_PIXELS:
-                raise InputError(f"The picture has {picture.width}×{picture.height} pixels. Use one of at most 50 million.")
+                raise InputError(
+                    f"The picture has {picture.width}×{picture.height} pixels. Use one of at most 50 million."
+                )
             picture = ImageOps.exif_transpose(picture)
             if "A" in picture.getbands() or "transparency" in picture.info:
                 picture = picture.convert("RGBA")

@@ -92,7 +92,9 @@ def python_client(
     if any(_is_long(tensor) for tensor in payload):
         imports[:0] = ["import base64", "import zlib", ""]
     lines = [f"# pip install tritonclient[{protocol}]", *imports, ""]
-    lines.append(f"client = triton.InferenceServerClient({', '.join([repr(address), *_client_tls(endpoints, protocol)])})")
+    lines.append(
+        f"client = triton.InferenceServerClient({', '.join([repr(address), *_client_tls(endpoints, protocol)])})"
+    )
     names = []
     for number, tensor in enumerate(payload):
         name = f"x{number}" if len(payload) > 1 else "x"

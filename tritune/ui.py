@@ -9,16 +9,18 @@ from __future__ import annotations
 import fcntl
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import streamlit as st
 
 from tritune import jobs, model_config, servers
+from tritune.analysis import significant
 from tritune.errors import ServerError, StoreError, TrituneError
 from tritune.model_config import ModelConfig
 from tritune.plan import Configuration, JobKind, JobState
@@ -57,8 +59,8 @@ KINDS: Mapping[JobKind, str] = {
 }
 LOGO = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 132 32" height="32" width="132">'
-    '<g fill="#17826F"><rect x="1" y="14" width="6" height="14" rx="2"/><rect x="10" y="4" width="6" height="24" rx="2"/>'
-    '<rect x="19" y="9" width="6" height="19" rx="2"/></g>'
+    '<g fill="#17826F"><rect x="1" y="14" width="6" height="14" rx="2"/>'
+    '<rect x="10" y="4" width="6" height="24" rx="2"/><rect x="19" y="9" width="6" height="19" rx="2"/></g>'
     '<text x="34" y="24" font-family="Source Sans, Source Sans Pro, sans-serif" font-size="22" font-weight="650" '
     'fill="#17826F">Tritune</text></svg>'
 )
@@ -73,7 +75,7 @@ def frame(title: str, purpose: str) -> None:
     Ends the page with one sentence where the store cannot be read, since no page could then show anything.
     """
     icon = next(icon for group in PAGES.values() for _, name, icon in group if name == title)
-    st.set_page_config(page_title=f"{title} · Tritune", page_icon=icon, layout="wide")
+    st.set_page_config(page_title=f"{title} · Tritune", page_icon=icon, layout="wide", initial_sidebar_state=220)
     st.logo(LOGO, size="large")
     for group, pages in PAGES.items():
         if group:
@@ -143,12 +145,12 @@ def _info(error: Exception) -> tuple[type[BaseException], BaseException, Any]:
     return type(error), error, error.__traceback__
 
 
-@st.cache_resource(show_spinner=False)
-def _watch(path: str) -> IO[str]:
+@st.cache_resource(show_spinner=False, on_release=os.close)
+def _watch(path: str) -> int:
     """Hold the app's lock for as long as this process lives, so that the worker knows that somebody watches."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        lock = Path(path).open("a")  # noqa: SIM115 (held open on purpose)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         raise StoreError(
@@ -277,7 +279,7 @@ def settings() -> Settings:
     return Settings.from_env()
 
 
-@st.cache_resource(show_spinner=False)
+@st.cache_resource(show_spinner=False, on_release=Store.close)
 def _store(url: str) -> Store:
     return Store(url)
 
@@ -381,25 +383,25 @@ def empty(sentence: str, page: str, label: str) -> None:
 
 
 def plain(text: str) -> str:
-    """Text as Markdown that reads exactly as written."""
-    for mark in ("\\", "`", "*", "_", "[", "]", "$", "~", "<", "#", ":"):
-        text = text.replace(mark, f"\\{mark}")
-    return text
+    """Text as Markdown that reads exactly as written; what stands between two backticks reads as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        parts = ["\\`".join(parts)]
+    for index in range(0, len(parts), 2):
+        for mark in ("*", "_", "[", "]", "$", "~", "<", "#", ":"):
+            parts[index] = parts[index].replace(mark, f"\\{mark}")
+    return "`".join(parts)
 
 
 def rounded(value: float | None) -> float | None:
-    """Three significant digits; None where there is no number."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.3g}")
+    """Three significant digits, for a column of numbers; None where there is no number."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.3g}")
 
 
 def figure(value: float | None, unit: str = "") -> str:
     """Three significant digits with the unit: `3,210 inf/s`, `0.0123 ms`; a dash where there is no number."""
-    if (number := rounded(value)) is None:
-        return "–"
-    digits = max(0, 2 - math.floor(math.log10(abs(number)))) if number else 0
-    return f"{number:,.{digits}f}{' ' + unit if unit else ''}"
+    words = significant(value)
+    return f"{words} {unit}" if unit and words != "–" else words
 
 
 def interval(bounds: Sequence[float] | None, unit: str = "") -> str:

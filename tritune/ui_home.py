@@ -114,16 +114,18 @@ def draw(number: int, step: Step, following: Step, *, busy: bool) -> None:
     """One step as a row: number, state, detail, and its button."""
     is_next = step is following
     with st.container(border=True):
-        left, right = st.columns([3, 1], vertical_alignment="center")
+        left, right = st.columns([7, 3], vertical_alignment="center")
         badge = ":green-badge[:material/check: done]" if step.done else ""
         if is_next:
             badge = ":blue-badge[:material/arrow_forward: next]"
-        left.markdown(f"#### :material/{step.icon}: {number}. {step.name} {badge}")
-        left.markdown(ui.plain(step.detail))
+        with left.container(gap="xsmall"):
+            st.markdown(f"**:material/{step.icon}: {number}. {step.name}** {badge}")
+            st.markdown(ui.plain(step.detail))
         if is_next:
             if right.button(step.button, type="primary", width="stretch", disabled=busy):
                 if step.kind is not None:
                     ui.submit(step.kind, step.payload or {})
                 st.switch_page(step.page)
         else:
-            right.page_link(step.page, label="Open", icon=":material/arrow_forward:")
+            with right.container(horizontal_alignment="right"):
+                st.page_link(step.page, label="Open", icon=":material/arrow_forward:")

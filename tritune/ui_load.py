@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
-from tritune import jobs, ui
+from tritune import charts, frames, jobs, ui
 from tritune.errors import InputError
 from tritune.plan import JobKind, JobState, LoadPlan, describe_load
 from tritune.store import Job
 
-CLOSED = "closed loop: clients"
-OPEN = "open loop: rate"
+CLOSED = "Clients (closed loop)"
+OPEN = "Rate (open loop)"
 HISTORY_S = 600
 
 
@@ -58,7 +57,7 @@ def parse_ranges(text: str) -> dict[str, tuple[int, int]]:
     """`IDS:0:99` → {"IDS": (0, 99)}. Raises InputError."""
     ranges = {}
     for part in text.split():
-        name, low, high = (part.rsplit(":", 2) + ["", ""])[:3]
+        name, low, high = [*part.rsplit(":", 2), "", ""][:3]
         try:
             ranges[name] = (int(low), int(high))
         except ValueError:
@@ -122,7 +121,7 @@ def live(job: Job) -> None:
         if now and (not seen or now["elapsed_s"] > seen[-1]["elapsed_s"]):
             seen.append(dict(now))
             del seen[:-HISTORY_S]
-        with st.grid(4, gap="small"):
+        with st.grid(4, min_column_width=150, gap="small"):
             st.metric("Throughput, last second", ui.figure(now and now["throughput_rps"], "req/s"), border=True)
             st.metric("P99, last second", ui.figure(now and now["p99_ms"], "ms"), border=True)
             st.metric("Answered", f"{now['ok']:,}" if now else "–", border=True)
@@ -130,15 +129,8 @@ def live(job: Job) -> None:
         if len(seen) < 2:
             st.caption("The first figures come within a few seconds.")
             return
-        frame = pd.DataFrame(seen)[["elapsed_s", "throughput_rps", "p99_ms", "phase"]]
-        left, right = st.columns(2)
-        left.line_chart(
-            frame, x="elapsed_s", y="throughput_rps", x_label="Elapsed, s", y_label="Requests/s", height=240,
-            alt="Throughput of the last second over the test",
-        )
-        right.line_chart(
-            frame, x="elapsed_s", y="p99_ms", x_label="Elapsed, s", y_label="P99, ms", height=240,
-            alt="P99 latency of the last second over the test",
-        )
+        frame = frames.live_frame(seen)
+        for column, chart in zip(st.columns(2), (charts.live_throughput(frame), charts.live_p99(frame)), strict=True):
+            column.altair_chart(chart, alt=str(chart.description))
 
     ui.live(draw, running=True)

@@ -114,9 +114,13 @@ def details(entry: ModelEntry) -> None:
     left, right = st.columns(2)
     with left:
         st.markdown("**Inputs and outputs**")
-        rows = [_tensor("input", tensor) for tensor in model.inputs] + [_tensor("output", tensor) for tensor in model.outputs]
+        rows = [_tensor("input", tensor) for tensor in model.inputs] + [
+            _tensor("output", tensor) for tensor in model.outputs
+        ]
         st.dataframe(rows, hide_index=True, alt=f"Signature of {entry.name}")
-        batch = "batches: dimension 0 is free" if model.batchable else "has a fixed batch dimension: Triton cannot batch it"
+        batch = (
+            "batches: dimension 0 is free" if model.batchable else "has a fixed batch dimension: Triton cannot batch it"
+        )
         st.caption(f"The model {batch}. −1 is a dimension that the request chooses.")
     with right:
         st.markdown("**Newest version**")
@@ -126,10 +130,15 @@ def details(entry: ModelEntry) -> None:
             "Opset, IR version": f"{model.opset}, {model.ir_version}",
             "Made by": model.producer or "unknown",
             "SHA-256": f"{model.sha256[:16]}…",
-            **{key: value for key, value in model.metadata.items() if len(value) < 200},
         }
+        if accuracy := model.metadata.get("accuracy"):
+            facts["Accuracy"] = f"{accuracy} of the test images"
         plain = {ui.plain(key): ui.plain(value) for key, value in facts.items()}
         st.table(plain, border="horizontal", width="content", alt=f"Facts about {entry.name}")
+    if model.metadata:
+        with st.expander("What the file says about itself"):
+            said = {ui.plain(key): ui.plain(value[:500]) for key, value in model.metadata.items()}
+            st.table(said, border="horizontal", alt=f"Metadata of {entry.name}")
     if text := ui.repository().config_text(entry.name):
         with st.expander("config.pbtxt"):
             st.code(text, language=None)

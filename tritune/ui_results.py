@@ -13,7 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from tritune import ui
-from tritune.plan import TrialState, describe_load
+from tritune.plan import describe_load
 from tritune.store import Trial
 
 
@@ -42,7 +42,7 @@ def result(trial: Trial) -> None:
     st.markdown(f"**{trial.trial_id}** · {ui.plain(configuration_label(trial))} · {describe_load(trial.load)} ({loop})")
     latency = found["latency_ms"]
     server = found.get("server")
-    with st.grid(4, gap="small"):
+    with st.grid(4, min_column_width=150, gap="small"):
         ips = found["throughput_ips"]
         _metric("Throughput", ui.figure(ips["value"], "inf/s"), ui.interval(ips.get("ci95"), "inf/s"))
         for name, key in (("P50 latency", "p50"), ("P99 latency", "p99")):
@@ -76,10 +76,11 @@ def _details(found: Mapping[str, Any]) -> dict[str, str]:
     for name, key in (("P90", "p90"), ("P95", "p95"), ("P99.9", "p999"), ("Mean", "mean"), ("Max", "max")):
         value, prefix, bounds = percentile(latency.get(key))
         rows[f"Latency {name}"] = f"{prefix}{ui.figure(value, 'ms')}{f' ({bounds})' if bounds else ''}"
-    rows["Requests"] = ", ".join(f"{count:,} {kind}" for kind, count in requests.items() if count or kind in ("ok", "failed"))
-    rows["Generator CPU"] = (
-        f"{ui.figure(generator['cpu_us_per_request'], 'µs')} a request, {ui.figure(generator['cpu_percent'])} % of one core"
+    rows["Requests"] = ", ".join(
+        f"{count:,} {kind}" for kind, count in requests.items() if count or kind in ("ok", "failed")
     )
+    cost = ui.figure(generator["cpu_us_per_request"], "µs")
+    rows["Generator CPU"] = f"{cost} a request, {ui.figure(generator['cpu_percent'])} % of one core"
     rows["Lag behind the schedule, P99"] = ui.figure(generator.get("lag_p99_ms"), "ms")
     if server := found.get("server"):
         parts = (("queue", "queue_us"), ("compute input", "compute_input_us"), ("inference", "compute_infer_us"))
@@ -104,26 +105,30 @@ def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
         rows.append(
             {
                 "Trial": trial.trial_id,
-                "When": datetime.fromtimestamp(trial.created_at),
-                "Model": trial.model,
+                "State": str(trial.state),
                 "Configuration": configuration_label(trial),
                 "Load": describe_load(trial.load),
                 "Throughput": ui.rounded((found.get("throughput_ips") or {}).get("value")),
                 "P50": ui.rounded(latency.get("p50")),
                 "P99": ui.rounded(p99),
                 "Warnings": ", ".join(doubts),
-                "State": str(trial.state) if trial.state is not TrialState.FAILED else f"failed: {trial.error}",
+                "Reason": trial.error or "",
                 "Labels": ", ".join(f"{key}={value}" for key, value in trial.labels.items()),
                 "Note": trial.note,
+                "Model": trial.model,
+                "When": datetime.fromtimestamp(trial.created_at),
             }
         )
     return pd.DataFrame(rows)
 
 
 COLUMNS = {
-    "Trial": st.column_config.TextColumn(pinned=True, width="small"),
-    "When": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width="small"),
-    "Configuration": st.column_config.TextColumn(width="large"),
+    "Trial": st.column_config.TextColumn(pinned=True, width=60),
+    "State": st.column_config.TextColumn(width=75),
+    "When": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width=110),
+    "Configuration": st.column_config.TextColumn(width=310),
+    "Load": st.column_config.TextColumn(width=165),
+    "Reason": st.column_config.TextColumn("Why it failed", width="medium"),
     "Throughput": st.column_config.NumberColumn("Throughput, inf/s", format="localized"),
     "P50": st.column_config.NumberColumn("P50, ms", format="localized"),
     "P99": st.column_config.NumberColumn("P99, ms", format="localized"),
@@ -132,8 +137,8 @@ COLUMNS = {
 
 def trial_table(trials: Sequence[Trial]) -> None:
     """A short table of trials, to be looked at."""
-    shown = trial_frame(trials)[["Trial", "When", "Configuration", "Load", "Throughput", "P99", "Warnings"]]
-    st.dataframe(shown, hide_index=True, column_config=COLUMNS, alt="Latest load tests")
+    shown = trial_frame(trials)[["Trial", "Configuration", "Load", "Throughput", "P99", "Warnings", "When"]]
+    st.dataframe(shown, hide_index=True, column_config=COLUMNS, placeholder="–", alt="Latest load tests")
 
 
 def latest(model: str) -> None:

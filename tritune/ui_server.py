@@ -48,7 +48,9 @@ def attach_form(*, busy: bool) -> None:
     """Attach to a server that somebody else runs."""
     st.subheader("Somewhere else")
     with st.form("attach", border=False):
-        url = st.text_input("Address", placeholder="http://gpu-box:8000", help="Any server with the KServe v2 protocol.")
+        url = st.text_input(
+            "Address", placeholder="http://gpu-box:8000", help="Any server with the KServe v2 protocol."
+        )
         with st.expander("gRPC, metrics, headers, TLS"):
             grpc = st.text_input("gRPC address", placeholder="gpu-box:8001")
             metrics = st.text_input("Metrics address", placeholder="http://gpu-box:8002/metrics")
@@ -98,14 +100,17 @@ def endpoints(status: ServerStatus) -> None:
     if status.pid is not None:
         rows["Process"] = f"{status.pid}, since {ui.ago(status.started_at)}"
     cells = {name: ui.plain(text) for name, text in rows.items()}
-    st.table(cells, border="horizontal", width="content", alt="Endpoints of the server")
+    left, right = st.columns(2)
+    with left:
+        st.table(cells, border="horizontal", alt="Endpoints of the server")
     if ends.control:
-        with st.expander("The header that model control asks for"):
-            st.markdown(
+        with right.container(border=True):
+            st.markdown("**The header that model control asks for**")
+            st.code(": ".join(ends.control), language=None, wrap_lines=True)
+            st.caption(
                 "Without it any web page open on this machine could load and unload models. "
                 "Send it with requests to `/v2/repository`; inference needs no header."
             )
-            st.code(": ".join(ends.control), language=None)
 
 
 def _ability(can: bool | None) -> str:
@@ -151,7 +156,8 @@ def log(*, follow: bool) -> None:
     def draw() -> None:
         text = servers.logs(ui.settings(), LOG_LINES)
         if text.strip():
-            st.code(text, language=None, height=320)
+            with st.container(height=320, autoscroll=True):
+                st.code(text, language=None)
             st.caption(f"The last {LOG_LINES} lines, from {ui.plain(str(ui.settings().server_log))}.")
         else:
             st.markdown("The log is empty: no server has been started here yet.")

@@ -45,15 +45,17 @@ def takes_digits(signature: Signature) -> bool:
 def choose_picture() -> Bytes:
     """A committed test image or an upload, as 28×28 grey values."""
     images = mnist.sample_images()
-    own = st.file_uploader("Your own picture of a digit", type=["png", "jpg", "jpeg", "webp", "bmp"])
+    place = st.container()
+    own = st.file_uploader("Or your own picture of a digit", type=["png", "jpg", "jpeg", "webp", "bmp"])
     if own is not None:
         return digits.prepare(own.getvalue())
-    index = st.pills(
-        "Or one of these test images",
+    index = place.pills(
+        "An image of MNIST's test set",
         range(len(images)),
         default=14 if len(images) > 14 else 0,
         required=True,
         format_func=lambda number: str(images[number][1]),
+        wrap=True,
     )
     return images[int(index or 0)][0]
 
@@ -61,7 +63,9 @@ def choose_picture() -> Bytes:
 def show_pixels(pixels: Bytes) -> None:
     """What the model sees, enlarged."""
     large = np.kron(pixels, np.ones((ZOOM, ZOOM), dtype=np.uint8))
-    st.image(large, caption="What the model sees: 28×28 grey values", alt="The digit as the model sees it", width=28 * ZOOM)
+    st.image(
+        large, caption="What the model sees: 28×28 grey values", alt="The digit as the model sees it", width=28 * ZOOM
+    )
 
 
 def digit_payload(signature: Signature, pixels: Bytes) -> Payload:
@@ -117,8 +121,10 @@ def probabilities(answer: Answer) -> None:
         frame,
         x="Digit",
         y="Probability",
+        x_label="Digit",
         y_label="Probability, 0 to 1",
-        height=300,
+        horizontal=True,
+        height=330,
         alt=f"Probability of each digit; {best} is the highest with {shares[best]:.1%}",
     )
 
@@ -138,10 +144,12 @@ def code(model: str, signature: Signature, payload: Payload) -> None:
     labels = ["curl", "Python, HTTP"] + (["Python, gRPC"] if endpoints.grpc else [])
     tabs = st.tabs(labels)
     with tabs[0]:
-        st.code(snippets.curl(endpoints, model, payload), language="bash", height=260)
+        st.code(snippets.curl(endpoints, model, payload), language="bash", height=260, wrap_lines=True)
     for tab, protocol in zip(tabs[1:], (Protocol.HTTP, Protocol.GRPC), strict=False):
         with tab:
             text = snippets.python_client(endpoints, model, payload, names, protocol=protocol)
-            st.code(text, language="python", height=300)
+            st.code(text, language="python", height=300, wrap_lines=True)
     if takes_digits(signature):
-        st.caption("The input is float32 in 0 to 1 (grey value / 255); the output is the logarithm of each probability.")
+        st.caption(
+            "The input is float32 in 0 to 1 (grey value / 255); the output is the logarithm of each probability."
+        )

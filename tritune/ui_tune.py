@@ -47,7 +47,9 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in parts)
     except ValueError:
-        raise InputError(f"Preferred batch sizes {text!r} must be whole numbers with commas between, such as 4, 8.") from None
+        raise InputError(
+            f"Preferred batch sizes {text!r} must be whole numbers with commas between, such as 4, 8."
+        ) from None
 
 
 def change(

@@ -25,7 +25,9 @@ PREFERRED = Configuration(16, True, (4, 8), 700, 2)
 UNBATCHED = Configuration(32, False, (), 0, 1)
 
 
-def measured(plan: LoadPlan, served: Configuration, rate: float, median_ms: float, batch: float, seed: int) -> tuple[Any, Any]:
+def measured(
+    plan: LoadPlan, served: Configuration, rate: float, median_ms: float, batch: float, seed: int
+) -> tuple[Any, Any]:
     """A measurement by the real formulas over made-up requests: `rate` a second, log-normal latencies."""
     random = np.random.default_rng(seed)
     window = int(plan.duration_s * SECOND)
@@ -34,7 +36,9 @@ def measured(plan: LoadPlan, served: Configuration, rate: float, median_ms: floa
     latency = (random.lognormal(np.log(median_ms), 0.35, count) * 1e6).astype(np.int64)
     samples = Samples(intended, intended, intended + latency, np.zeros(count, np.int8), np.zeros(count, np.int16))
     executions = int(count / batch)
-    sizes = {1: executions // 4, 2: executions // 4, 4: executions // 4, 8: executions // 4} if batch > 1.2 else {1: count}
+    sizes = (
+        {1: executions // 4, 2: executions // 4, 4: executions // 4, 8: executions // 4} if batch > 1.2 else {1: count}
+    )
     server = StatisticsDifference(
         count, executions, count, 0, batch, sizes, median_ms * 350, 15.0, median_ms * 500, 12.0, plan.duration_s
     )
@@ -83,7 +87,10 @@ class Installation:
         write_parquet(samples, folder / "samples.parquet")
         machine = {"cpu": "A processor", "cores": 2}
         self.store.finish_trial(
-            trial_id, TrialState.FINISHED, measurement=document, provenance={"triton_version": "2.51.0", "machine": machine}
+            trial_id,
+            TrialState.FINISHED,
+            measurement=document,
+            provenance={"triton_version": "2.51.0", "machine": machine},
         )
         self.store.finish_job(job, "test", JobState.FINISHED, result={"trial_id": trial_id})
         return trial_id
@@ -128,7 +135,9 @@ class Installation:
     def running(self, kind: JobKind = JobKind.LOAD_TEST) -> int:
         """A job that a worker is at; a load test has a second of live figures."""
         asked = LoadPlan("mnist", concurrency=8)
-        payload = {"plan": asked.to_dict(), "labels": {}, "note": ""} if kind is JobKind.LOAD_TEST else {"model": "mnist"}
+        payload = (
+            {"plan": asked.to_dict(), "labels": {}, "note": ""} if kind is JobKind.LOAD_TEST else {"model": "mnist"}
+        )
         job = self.store.insert_job(kind, payload)
         self.store.claim("test")
         live = {"phase": "measuring", "elapsed_s": 5.0, "total_s": 12.0, "throughput_rps": 1234.0, "p99_ms": 9.87}
@@ -146,7 +155,13 @@ class Installation:
             self.trial(PREFERRED, rate=1390, median_ms=5.3, batch=4.4, seed=2, note="the tutorial's sizes"),
             self.trial(UNBATCHED, rate=820, median_ms=9.4, batch=1.0, seed=3),
             self.trial(
-                PREFERRED, rate=100, median_ms=2.1, batch=1.1, seed=4, concurrency=None, rate_rps=100.0,
+                PREFERRED,
+                rate=100,
+                median_ms=2.1,
+                batch=1.1,
+                seed=4,
+                concurrency=None,
+                rate_rps=100.0,
                 arrivals=Arrivals.POISSON,
             ),
             self.trial(PREFERRED, rate=1405, median_ms=5.2, batch=4.5, seed=5),

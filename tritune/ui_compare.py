@@ -1,0 +1,142 @@
+"""The compare page's parts: choosing trials and baseline, the table of differences, pairs of charts.
+
+Belongs here: selection and layout. Never: ratios (analysis), tables for charts (frames), marks (charts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from loadgen import samples as sample_files
+from tritune import analysis, ui, ui_results
+from tritune.analysis import Comparison
+from tritune.errors import TrituneError
+from tritune.store import Trial
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from loadgen.samples import Samples
+
+FEW = 3
+
+
+def defaults(finished: Sequence[Trial]) -> list[str]:
+    """The newest two or three trials of different configurations, of one load where there are any; oldest first.
+
+    `finished` is newest first.
+    """
+    same_load = [trial for trial in finished if trial.load == finished[0].load]
+    for among in (same_load, finished):
+        found: dict[str, str] = {}
+        for trial in among:
+            found.setdefault(analysis.configuration_key(trial), trial.trial_id)
+        if len(found) > 1:
+            return list(found.values())[:FEW][::-1]
+    return [trial.trial_id for trial in finished[:2]][::-1]
+
+
+def choose(finished: Sequence[Trial]) -> tuple[list[Trial], str]:
+    """The chosen trials, in the order chosen, and the baseline's id; both live in the URL."""
+    known = {trial.trial_id: trial for trial in finished}
+    for key in ("trials", "baseline"):
+        kept = st.session_state.get(key)
+        if isinstance(kept, list) and any(name not in known for name in kept):
+            st.session_state[key] = [name for name in kept if name in known]
+    chosen = st.multiselect(
+        "Load tests",
+        list(known),
+        default=defaults(finished),
+        format_func=lambda name: ui_results.trial_label(known[name]),
+        key="trials",
+        bind="query-params",
+    )
+    if not chosen:
+        return [], ""
+    if st.session_state.get("baseline") not in chosen:
+        st.session_state.pop("baseline", None)
+    baseline = st.selectbox(
+        "Baseline",
+        chosen,
+        format_func=lambda name: ui_results.trial_label(known[name]),
+        key="baseline",
+        bind="query-params",
+        help="The others are given as ratios to this one.",
+    )
+    return [known[name] for name in chosen], str(baseline)
+
+
+def doubts(comparison: Comparison) -> None:
+    """What else differs between the trials, and each trial's own warnings."""
+    for warning in comparison.warnings:
+        st.warning(ui.plain(warning.message), icon=":material/difference:")
+    for trial in (comparison.baseline, *(row.trial for row in comparison.rows)):
+        for warning in (trial.measurement or {}).get("warnings", ()):
+            st.warning(f"**{trial.trial_id}**: {ui.plain(warning['message'])}", icon=":material/warning:")
+
+
+def table(comparison: Comparison) -> None:
+    """Every trial's numbers, and its ratios to the baseline."""
+    ratios = {row.trial.trial_id: row for row in comparison.rows}
+    labels = {comparison.baseline.trial_id: comparison.baseline_label} | {
+        name: row.label for name, row in ratios.items()
+    }
+    rows = []
+    for name, label in labels.items():
+        row = ratios.get(name)
+        trial = row.trial if row else comparison.baseline
+        throughput, p99 = analysis.estimate(trial, "throughput_ips"), analysis.estimate(trial, "p99")
+        server = (trial.measurement or {}).get("server") or {}
+        rows.append(
+            {
+                "Load test": f"{name}{'' if row else ' (baseline)'}",
+                "What differs": label,
+                "Throughput, inf/s": _number(throughput),
+                "Throughput ratio": row.throughput_ratio.describe() if row else "1",
+                "P99, ms": _number(p99),
+                "P99 ratio": row.p99_ratio.describe() if row else "1",
+                "P50, ms": _number(analysis.estimate(trial, "p50")),
+                "Average batch": ui.figure(server.get("average_batch")),
+            }
+        )
+    columns = {"Load test": st.column_config.TextColumn(pinned=True)}
+    st.dataframe(
+        rows, hide_index=True, column_config=columns, alt="Each load test with its differences to the baseline"
+    )
+    st.caption(f"{analysis.NO_VERDICT} Numbers in brackets are 95 % intervals.")
+
+
+def _number(number: analysis.Number) -> str:
+    words = f"{'≥ ' if number.at_least else ''}{ui.figure(number.value)}"
+    if number.low is not None and number.high is not None:
+        words += f" ({ui.figure(number.low)} to {ui.figure(number.high)})"
+    return words
+
+
+def pair(left: alt.Chart | alt.LayerChart, right: alt.Chart | alt.LayerChart) -> None:
+    """Two charts side by side, one below the other on a narrow screen."""
+    for column, chart in zip(st.columns(2, gap="medium"), (left, right), strict=True):
+        with column.container(border=True):
+            st.altair_chart(chart, alt=str(chart.description))
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _samples(path: str, changed_ns: int) -> Samples:
+    from pathlib import Path
+
+    return sample_files.read_parquet(Path(path))
+
+
+def samples(trials: Sequence[Trial]) -> Mapping[str, Samples]:
+    """The kept samples of each trial, by its id; a trial without any is left out."""
+    found = {}
+    for trial in trials:
+        path = ui.settings().trials / trial.trial_id / "samples.parquet"
+        try:
+            found[trial.trial_id] = _samples(str(path), path.stat().st_mtime_ns)
+        except (OSError, TrituneError):
+            continue
+    return found
