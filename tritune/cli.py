@@ -116,14 +116,14 @@ def _named(values: list[str], what: str, example: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _labels(values: list[str]) -> dict[str, str]:
-    labels = {}
-    for value in values:
+def _pairs(values: list[str] | None, option: str) -> dict[str, str]:
+    pairs = {}
+    for value in values or []:
         key, separator, text = value.partition("=")
         if not separator or not key:
-            raise InputError(f"--label {value!r} must look like KEY=VALUE.")
-        labels[key] = text
-    return labels
+            raise InputError(f"{option} {value!r} must look like KEY=VALUE.")
+        pairs[key] = text
+    return pairs
 
 
 def _run_job(kind: JobKind, payload: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -257,7 +257,7 @@ def server_attach(
     url: Annotated[str, typer.Argument(help="HOST:PORT or http(s)://HOST:PORT")],
     grpc: Annotated[str | None, typer.Option(help="HOST:PORT of gRPC.")] = None,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT or URL of the metrics.")] = None,
-    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, sent with every request.")] = None,
+    header: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, sent with every request.")] = None,
     ca: Annotated[Path | None, typer.Option(help="CA certificate (PEM) for TLS.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate (PEM) for TLS.")] = None,
     key: Annotated[Path | None, typer.Option(help="Client key (PEM) for TLS.")] = None,
@@ -276,7 +276,7 @@ def server_attach(
             "verify": not insecure,
         }
     status = servers.attach(
-        Settings.from_env(), url, grpc=grpc, metrics=metrics, headers=_labels(header or []), tls=tls, progress=say
+        Settings.from_env(), url, grpc=grpc, metrics=metrics, headers=_pairs(header, "--header"), tls=tls, progress=say
     )
     show(status.to_dict(), as_json, _status_text(status.to_dict()))
 
@@ -424,8 +424,8 @@ def load(
         int_ranges=_int_ranges(int_range or []),
         input_data=str(input_data.absolute()) if input_data else None,
     )
+    payload = {"plan": plan.to_dict(), "labels": _pairs(label, "--label"), "note": note}
     jobs.check_load(Settings.from_env(), plan)
-    payload = {"plan": plan.to_dict(), "labels": _labels(label or []), "note": note}
     job, store = _run_job(JobKind.LOAD_TEST, payload)
     trial_id = (job.result or {}).get("trial_id")
     if job.state is not JobState.FINISHED and trial_id and as_json:
