@@ -110,12 +110,10 @@ def _batch(samples: Samples) -> Any:
 
     # from_buffers, since pa.array looks at NumPy arrays through pandas and would import it: half a second
     schema = _schema()
-    columns = [
-        pa.Array.from_buffers(
-            kind.type, len(samples), [None, pa.py_buffer(np.ascontiguousarray(getattr(samples, name)))]
-        )
-        for name, kind in zip(schema.names, schema, strict=True)
-    ]
+    columns = []
+    for column in schema:
+        values = pa.py_buffer(np.ascontiguousarray(getattr(samples, column.name)))
+        columns.append(pa.Array.from_buffers(column.type, len(samples), [None, values]))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -5,7 +5,8 @@
 prints its port, answers every POST with a canned KServe v2 response after the law's delay, and ends at end of file on
 stdin. Laws (milliseconds): none, fixed:D, bimodal:D1:D2:SHARE_OF_D2, lognormal:MEDIAN:SIGMA, stall:D:EVERY:FOR
 (answers after D, but a request that arrives in the last FOR of every EVERY waits for its end). With --log, each
-request's arrival and delay (ns, CLOCK_MONOTONIC) go to FILE as int64 pairs at the end: the truth that a generator is held against.
+request's arrival and delay (ns, CLOCK_MONOTONIC) go to FILE as int64 pairs at the end: the truth that a generator is
+held against.
 """
 
 from __future__ import annotations

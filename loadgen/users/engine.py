@@ -118,6 +118,8 @@ class Engine:
                     answer = connection.receive()
                     if answer is not None:
                         self._answered(connection, now, answer[0], answer[1])
+                    elif connection.is_blocked:
+                        self._watch(connection)
                 except ConnectionFailed as error:
                     self._broke(connection, now, str(error))
 
@@ -160,6 +162,8 @@ class Engine:
             answer = connection.receive()
             if answer is not None:
                 self._answered(connection, now, answer[0], answer[1])
+            elif connection.is_blocked:
+                self._watch(connection)
 
     def _tick(self, now: int) -> bool:
         """The rare work; True when the load is over."""

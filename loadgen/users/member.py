@@ -51,7 +51,8 @@ def connector(plan: GeneratorPlan) -> tuple[Callable[[], Connection], int]:
         context = tls_context(endpoints.tls, "h2")
         messages = [grpc_message(payload, load.model) for payload in pool]
         frames = grpc_requests(messages, endpoints.grpc, endpoints.headers, is_tls=context is not None)
-        return lambda: GrpcConnection(address, context, frames), len(pool)
+        blocks: dict[bytes, dict[str, str]] = {}
+        return lambda: GrpcConnection(address, context, frames, blocks), len(pool)
     address = resolve(endpoints.http)
     context = tls_context(endpoints.tls, "http/1.1")
     requests = http_requests(pool, load.model, endpoints.http, endpoints.headers)
