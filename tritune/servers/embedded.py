@@ -27,6 +27,7 @@ __all__ = ["connect", "is_set_up", "logs", "set_up", "start", "status", "stop", 
 
 START_TRIES = 5
 START_TIMEOUT_S = 60.0
+PORT_TAKEN = "already in use"
 KILL_AFTER_S = launch.EXIT_TIMEOUT_S + 15.0
 
 
@@ -96,12 +97,13 @@ def _start_once(settings: Settings, ports: tuple[int, int, int]) -> ServerRecord
     )
     try:
         record.write(settings, known)
-        version = _wait_until_live(known)
+        version = _wait_until_live(settings, known)
     except ServerError as error:
-        words = reason_in_log(_read_log(settings))
+        log = _read_log(settings)
         stop(settings, known)
-        if "already in use" in words.lower():
+        if PORT_TAKEN in log:
             raise _PortLost from error
+        words = reason_in_log(log)
         reason = f"Triton did not start: {words or error}".rstrip(". ") + "."
         with contextlib.suppress(ServerError):
             record.write(settings, replace(known, state=ServerState.FAILED, pid=None, folder=None, reason=reason))
@@ -111,16 +113,24 @@ def _start_once(settings: Settings, ports: tuple[int, int, int]) -> ServerRecord
     return known
 
 
-def _wait_until_live(known: ServerRecord) -> str:
-    """Triton's version once it answers, is ours and has its control API closed. ServerError where it does not."""
+def _wait_until_live(settings: Settings, known: ServerRecord) -> str:
+    """Triton's version once all its ports are its own, it answers and its control API is closed to others.
+
+    Raises ServerError where that does not come: Triton goes on without metrics where that port is taken.
+    """
+    ends = known.endpoints
+    ports = {int(str(address).rpartition(":")[2]) for address in (ends.http, ends.grpc, ends.metrics)}
     deadline = time.monotonic() + START_TIMEOUT_S
-    stranger = Triton(replace(known.endpoints, control=None), timeout_s=5)
-    with Triton(known.endpoints, timeout_s=5) as triton, stranger:
+    stranger = Triton(replace(ends, control=None), timeout_s=5)
+    with Triton(ends, timeout_s=5) as triton, stranger:
         while time.monotonic() < deadline:
             if not known.is_running:
                 raise ServerError("its process ended")
-            # Another installation's server may answer at a port that ours is about to lose: only ours knows the secret.
-            if triton.is_live() and _answers(triton) and not _answers(stranger) and known.is_running:
+            if PORT_TAKEN in _read_log(settings):
+                raise ServerError(PORT_TAKEN)
+            if ports <= record.listening_ports(known.pid or 0) and triton.is_live():
+                if _answers(stranger) or not _answers(triton):
+                    raise ServerError("its control API does not ask for the header it was given")
                 return str(triton.server_metadata().get("version", ""))
             time.sleep(0.05)
     raise ServerError(f"it did not answer within {START_TIMEOUT_S:.0f} s")
@@ -239,14 +249,17 @@ def _read_log(settings: Settings, start: int = 0) -> str:
 
 
 def reason_in_log(text: str) -> str:
-    """Why a server ended, in the words of its log's last error; empty where it says nothing."""
+    """Why a server ended, in the words of its log's last fatal line; empty where it says nothing of that.
+
+    Errors of models and of hardware that is not there are no reason: Triton logs them and goes on.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for pattern in (
         r"error: (?:creating server: )?(.+)",
         r"(.*error while loading shared libraries: .+)",
-        r"E\d{4} [\d:.]+ \d+ [\w.]+:\d+\] \"?(.+?)\"?",
+        r"E\d{4} [\d:.]+ +\d+ (?:main|tritonserver|command_line_parser)\.cc:\d+\] \"?(.+?)\"?",
         r"(terminate called .+|.*[Ss]egmentation fault.*)",
-        r"(Signal \(\d+\) received)\.?",
+        r"(Signal \((?!15\))\d+\) received)\.?",
     ):
         for line in reversed(lines):
             match = re.fullmatch(pattern, line)

@@ -208,7 +208,7 @@ def set_up(settings: Settings, progress: Callable[[str], None]) -> None:
                 )
             progress(f"Making a virtual environment in {environment}")
             _run([sys.executable, "-m", "venv", "--clear", str(environment)], log, progress)
-        progress("Installing the embedded Triton (about 170 MB to download)")
+        progress("Installing the embedded Triton (about 120 MB to download)")
         pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--no-deps"]
         _run([*pip, "--only-binary", ":all:", "-r", str(requirements_file(settings))], log, progress)
         _run([python, "-c", "import numpy, onnxruntime; assert numpy.__version__ < '2'"], log, progress)

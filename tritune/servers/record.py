@@ -6,6 +6,7 @@ the process in it still runs. Never: starting, stopping or asking a server.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -151,6 +152,23 @@ def process_start(pid: int, proc: Path = Path("/proc")) -> int | None:
     # The command in brackets may hold anything, brackets too: count from the last one. Fields: man 5 proc.
     fields = text[text.rindex(")") + 1 :].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def listening_ports(pid: int, proc: Path = Path("/proc")) -> set[int]:
+    """The TCP ports that a process of this user listens on."""
+    sockets = set()
+    with contextlib.suppress(OSError):
+        for descriptor in (proc / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(str(descriptor.readlink()))
+    ports = set()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (proc / "net" / name).read_text().splitlines()[1:]:
+                fields = line.split()  # local address 1, state 3 (0A: LISTEN), inode 9
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                    ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
 
 
 def read(settings: Settings) -> ServerRecord | None:

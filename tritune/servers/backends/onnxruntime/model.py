@@ -9,6 +9,7 @@ Behaviour follows triton-inference-server/onnxruntime_backend, src/onnxruntime.c
 Not here: execution accelerators, ragged batches, implicit sequence state; each is refused.
 """
 
+import ctypes
 import json
 import math
 import os
@@ -142,6 +143,9 @@ def _refuse_unsupported(name, config):
     fields += [field for field in ("batch_input", "batch_output") if config.get(field)]
     if (config.get("sequence_batching") or {}).get("state"):
         fields.append("sequence_batching.state")
+    types = {entry.get("data_type") for entry in config.get("input", [])}
+    if "TYPE_STRING" in types and "TYPE_BF16" in types | {entry.get("data_type") for entry in config.get("output", [])}:
+        fields.append("TYPE_STRING beside TYPE_BF16")
     if fields:
         raise InvalidArgument(
             f"unable to load model '{name}', {' and '.join(fields)} is not supported by the embedded server's "
@@ -321,6 +325,40 @@ def open_session(path, options, ort):
         raise InvalidArgument(ort_message(error)) from error
 
 
+# --- BF16, which NumPy does not have: its bits travel as uint16 ----------------------------------------------------
+
+ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+
+
+class _DLTensor(ctypes.Structure):
+    """The head of a DLPack capsule (dlpack.h)."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def _bits(address, shape):
+    """A copy of BF16 data in memory, as uint16."""
+    count = math.prod(shape)
+    return np.array((ctypes.c_uint16 * count).from_address(address or 0) if count else [], np.uint16).reshape(shape)
+
+
+def bits_of_request(tensor):
+    """A request's BF16 tensor as uint16."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    capsule = tensor.to_dlpack()
+    head = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    return _bits(head.data + head.byte_offset, head.shape[: head.ndim])
+
+
 class TritonPythonModel:
     """What Triton's Python backend calls; one object in one process for each instance."""
 
@@ -355,6 +393,9 @@ class TritonPythonModel:
         self._batches = int(config.get("max_batch_size") or 0) > 0
         self._outputs = [entry["name"] for entry in config["output"]]
         self._strings = any(entry["data_type"] == "TYPE_STRING" for entry in config["input"])
+        entries = (*config["input"], *config["output"])
+        self._bf16 = {entry["name"] for entry in entries if entry["data_type"] == "TYPE_BF16"}
+        self._ort_value = ort.OrtValue
         # A tensor without dimensions is [1] to Triton, unless the configuration reshapes it (then Triton itself does).
         self._scalar_inputs = {tensor.name for tensor in inputs if not tensor.dims}
         scalars = {tensor.name for tensor in outputs if not tensor.dims}
@@ -410,7 +451,13 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(message))
 
     def _feed(self, request):
-        feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        if self._bf16:
+            feed = {
+                tensor.name(): bits_of_request(tensor) if tensor.name() in self._bf16 else tensor.as_numpy()
+                for tensor in request.inputs()
+            }
+        else:
+            feed = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if self._strings:
             for name, array in feed.items():
                 if array.dtype == np.object_:
@@ -438,7 +485,20 @@ class TritonPythonModel:
         return [name for name in self._outputs if name in wanted]
 
     def _run(self, names, feed):
-        return self._session.run(names, feed, self._run_options)
+        if not self._bf16:
+            return self._session.run(names, feed, self._run_options)
+        values = {name: self._to_ort(name, array) for name, array in feed.items()}
+        outputs = self._session.run_with_ort_values(names, values, self._run_options)
+        return [
+            _bits(output.data_ptr(), output.shape()) if name in self._bf16 else output.numpy()
+            for name, output in zip(names, outputs, strict=True)
+        ]
+
+    def _to_ort(self, name, array):
+        array = np.ascontiguousarray(array)
+        if name in self._bf16:
+            return self._ort_value.ortvalue_from_numpy_with_onnx_type(array, ONNX_BFLOAT16)
+        return self._ort_value.ortvalue_from_numpy(array)
 
     def _response(self, names, outputs):
         if self._scalar_outputs:
@@ -446,4 +506,13 @@ class TritonPythonModel:
                 np.asarray(output).reshape(self._scalar_outputs.get(name, np.shape(output)))
                 for name, output in zip(names, outputs, strict=True)
             ]
-        return pb_utils.InferenceResponse(list(map(pb_utils.Tensor, names, outputs)))
+        if not self._bf16:
+            return pb_utils.InferenceResponse(list(map(pb_utils.Tensor, names, outputs)))
+        return pb_utils.InferenceResponse(
+            [
+                pb_utils.Tensor.from_dlpack(name, self._to_ort(name, output))
+                if name in self._bf16
+                else pb_utils.Tensor(name, output)
+                for name, output in zip(names, outputs, strict=True)
+            ]
+        )
