@@ -88,8 +88,9 @@ def _boxed(strokes: Floats) -> Floats:
     scale = BOX / max(digit.shape)
     height, width = (max(1, round(side * scale)) for side in digit.shape)
     scaled = Image.fromarray((digit * 255).astype(np.uint8)).resize((width, height), Image.Resampling.BOX)
-    found = np.asarray(scaled, dtype=float)
-    return found / max(found.max(), 1.0)
+    found: Floats = np.array(scaled, dtype=float)
+    found /= max(float(found.max()), 1.0)
+    return found
 
 
 def _centred(digit: Floats) -> Bytes:

@@ -14,6 +14,7 @@ from loadgen import samples as sample_files
 from tritune import analysis, ui, ui_results
 from tritune.analysis import Comparison
 from tritune.errors import TrituneError
+from tritune.plan import describe_load
 from tritune.store import Trial
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ def defaults(finished: Sequence[Trial]) -> list[str]:
 
     `finished` is newest first.
     """
-    same_load = [trial for trial in finished if trial.load == finished[0].load]
-    for among in (same_load, finished):
+    by_load: dict[str, list[Trial]] = {}
+    for trial in finished:
+        by_load.setdefault(describe_load(trial.load), []).append(trial)
+    for among in (*by_load.values(), finished):
         found: dict[str, str] = {}
         for trial in among:
             found.setdefault(analysis.configuration_key(trial), trial.trial_id)
@@ -71,11 +74,15 @@ def choose(finished: Sequence[Trial]) -> tuple[list[Trial], str]:
 
 def doubts(comparison: Comparison) -> None:
     """What else differs between the trials, and each trial's own warnings."""
-    for warning in comparison.warnings:
-        st.warning(ui.plain(warning.message), icon=":material/difference:")
-    for trial in (comparison.baseline, *(row.trial for row in comparison.rows)):
-        for warning in (trial.measurement or {}).get("warnings", ()):
-            st.warning(f"**{trial.trial_id}**: {ui.plain(warning['message'])}", icon=":material/warning:")
+    differences = [ui.plain(warning.message) for warning in comparison.warnings]
+    own = [
+        f"**{trial.trial_id}**: {ui.plain(warning['message'])}"
+        for trial in (comparison.baseline, *(row.trial for row in comparison.rows))
+        for warning in (trial.measurement or {}).get("warnings", ())
+    ]
+    for title, lines in (("More differs than the configuration", differences), ("What may spoil these numbers", own)):
+        if lines:
+            st.warning("\n".join(f"- {line}" for line in lines), title=title, icon=":material/warning:")
 
 
 def table(comparison: Comparison) -> None:

@@ -63,20 +63,25 @@ def _model(names: Sequence[str], model: str | None) -> Step:
 
 
 def _server() -> Step:
+    ready = ui.is_ready()
+    detail, button, kind, payload = _server_now(ready)
+    return Step("Server", "dns", detail, ready, "pages/server.py", button, kind, payload)
+
+
+def _server_now(ready: bool) -> tuple[str, str, JobKind | None, Mapping[str, Any] | None]:
+    """Detail, button, job and payload of the server's step."""
     status = ui.server_status()
-    step = {"name": "Server", "icon": "dns", "page": "pages/server.py", "done": ui.is_ready()}
-    if ui.is_ready():
+    if ready:
         version = f"Triton {status.triton_version}" if status.triton_version else "A server"
         where = status.endpoints.http if status.endpoints else ""
-        return Step(detail=f"{version} answers at {where}.", button="Open the server page", **step)
+        return f"{version} answers at {where}.", "Open the server page", None, None
     if reason := embedded.unsupported_reason():
-        return Step(detail=f"{reason} You can attach to a server elsewhere.", button="Attach to a server", **step)
+        return f"{reason} You can attach to a server elsewhere.", "Attach to a server", None, None
     if not embedded.is_set_up(ui.settings()):
         detail = "The embedded Triton is not set up yet: one download of about 1 GB into a folder of its own."
-        return Step(detail=detail, button="Set up the embedded Triton", kind=JobKind.SETUP, payload={}, **step)
+        return detail, "Set up the embedded Triton", JobKind.SETUP, {}
     detail = status.reason or "The embedded Triton is set up and not running."
-    payload = {"kind": str(ServerKind.EMBEDDED), "port_base": None}
-    return Step(detail=detail, button="Start Triton", kind=JobKind.SERVER_START, payload=payload, **step)
+    return detail, "Start Triton", JobKind.SERVER_START, {"kind": str(ServerKind.EMBEDDED), "port_base": None}
 
 
 def _measure(served: Configuration | None, trials: Sequence[Trial], *, tuned: bool) -> list[Step]:

@@ -132,7 +132,7 @@ def details(entry: ModelEntry) -> None:
             "SHA-256": f"{model.sha256[:16]}…",
         }
         if accuracy := model.metadata.get("accuracy"):
-            facts["Accuracy"] = f"{accuracy} of the test images"
+            facts["Accuracy"] = f"{float(accuracy):.2%} of the test images"
         plain = {ui.plain(key): ui.plain(value) for key, value in facts.items()}
         st.table(plain, border="horizontal", width="content", alt=f"Facts about {entry.name}")
     if model.metadata:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from tritune import ui
+from tritune import frames, ui
 from tritune.plan import describe_load
 from tritune.store import Trial
 
@@ -83,9 +83,8 @@ def _details(found: Mapping[str, Any]) -> dict[str, str]:
     rows["Generator CPU"] = f"{cost} a request, {ui.figure(generator['cpu_percent'])} % of one core"
     rows["Lag behind the schedule, P99"] = ui.figure(generator.get("lag_p99_ms"), "ms")
     if server := found.get("server"):
-        parts = (("queue", "queue_us"), ("compute input", "compute_input_us"), ("inference", "compute_infer_us"))
-        parts += (("compute output", "compute_output_us"),)
-        rows["Server time a request"] = ", ".join(f"{name} {ui.figure(server.get(key), 'µs')}" for name, key in parts)
+        parts = [f"{name.lower()} {ui.figure(server.get(key), 'µs')}" for name, key in frames.SERVER_PARTS]
+        rows["Server time a request"] = ", ".join(parts)
         sizes = sorted(server.get("batch_sizes", {}).items(), key=lambda item: int(item[0]))
         rows["Batches executed"] = ", ".join(f"{count:,} of {size}" for size, count in sizes) or "–"
     rows["Window"] = ui.figure(found.get("window_s"), "s")

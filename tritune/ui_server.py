@@ -98,7 +98,7 @@ def endpoints(status: ServerStatus) -> None:
         "Statistics": _ability(status.statistics),
     }
     if status.pid is not None:
-        rows["Process"] = f"{status.pid}, since {ui.ago(status.started_at)}"
+        rows["Process"] = f"{status.pid}, started {ui.ago(status.started_at)}"
     cells = {name: ui.plain(text) for name, text in rows.items()}
     left, right = st.columns(2)
     with left:
