@@ -68,8 +68,7 @@ def labels(trials: Sequence[Trial]) -> dict[str, str]:
     Where all is equal, or two would get the same name, the trial's id is added.
     """
     features = {trial.trial_id: _features(trial) for trial in trials}
-    names = list(dict.fromkeys(name for found in features.values() for name in found))
-    differing = [name for name in names if len({found.get(name, "") for found in features.values()}) > 1]
+    differing = [name for name in _FEATURES if len({found.get(name, "") for found in features.values()}) > 1]
     named = {
         trial_id: " · ".join(found[name] for name in differing if found.get(name))
         for trial_id, found in features.items()
@@ -81,8 +80,24 @@ def labels(trials: Sequence[Trial]) -> dict[str, str]:
     }
 
 
+_FEATURES = [
+    "model",
+    "version",
+    "batching",
+    "preferred",
+    "delay",
+    "max",
+    "instances",
+    "load",
+    "batch",
+    "protocol",
+    "driver",
+]
+"""What a label may be made of, in its order."""
+
+
 def _features(trial: Trial) -> dict[str, str]:
-    """What a trial is, piece by piece, each in the few words of a label; the order is the label's."""
+    """What a trial is, piece by piece, each in the few words of a label."""
     load, found = trial.load, {"model": trial.model}
     if trial.configuration is None:
         found["batching"] = UNKNOWN_CONFIGURATION
@@ -103,7 +118,7 @@ def _configuration_features(configuration: Configuration) -> dict[str, str]:
     served = as_served(configuration)
     found = {"max": f"max batch {served.max_batch_size}"}
     if not served.dynamic_batching:
-        found = {"batching": "no batching"} | found
+        found["batching"] = "no batching"
     else:
         sizes = ",".join(str(size) for size in served.preferred_batch_size)
         only_max = served.preferred_batch_size == (served.max_batch_size,)
