@@ -1,6 +1,7 @@
 """Charts: one function a chart, from a table of frames.py to an Altair chart.
 
-Belongs here: marks, scales, titles with units, tooltips, alt text, colours. Never: aggregation, widgets.
+Belongs here: marks, scales, titles with units, tooltips, alt text. Never: aggregation, widgets, and what charts share
+in looks (chart_style).
 
 Every chart fits its container's width, leaves its background and its text to the theme, and can be read without
 colour: names and values stand beside the marks, lines differ in dashes, points in shapes.
@@ -8,7 +9,6 @@ colour: names and values stand beside the marks, lines differ in dashes, points 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,36 +16,32 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 
 from tritune.analysis import significant
+from tritune.chart_style import (
+    BAR_DOWN_PX,
+    BAR_PX,
+    DASHES,
+    NARROW,
+    NO_COLOR,
+    PALETTE,
+    PART_COLORS,
+    ROW_PX,
+    SHAPES,
+    by_trial,
+    color_by_trial,
+    finish,
+    names,
+    row_axis,
+    rows,
+    values,
+)
+from tritune.chart_style import colors as colors
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    Chart = alt.Chart | alt.LayerChart
+    from tritune.chart_style import Chart
 
-PALETTE = ("#0078B4", "#D25A00", "#1EA5A5", "#964B78", "#3C96FF", "#C30F3C", "#004BFF", "#FF5A78")
-"""Colours of configurations: contrast of 3 to white and to the dark theme's background, and apart from each other in
-normal, deuteranopic and protanopic vision (tests/unit/test_charts.py measures both)."""
-PART_COLORS = ("#C3875A", "#6996D2", "#006996", "#875A00")
-"""Colours of Triton's times, which no configuration has."""
-NO_COLOR = "#808080"
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
-DASHES: tuple[list[int], ...] = ([1, 0], [8, 4], [2, 2], [8, 3, 2, 3], [14, 4], [4, 4], [14, 3, 2, 3, 2, 3], [1, 4])
-
-_ROW_PX = 52
-_BAR_PX = 12
-_BAR_DOWN_PX = 13
-_TEXT_DOWN_PX = -3
-_NAME_DOWN_PX = -16
-"""From a row's middle to its bar, to the line of text above it, and to the name above that on a narrow screen."""
-_NARROW = "width < 520"
-_VALUE_PX = 190
-_LONG = 32
 _DIGITS = ",.3r"
-
-
-def colors(keys: Sequence[str]) -> dict[str, str]:
-    """The colour of each configuration by its place in `analysis.configuration_keys` of the whole installation."""
-    return {key: PALETTE[place % len(PALETTE)] for place, key in enumerate(keys)}
 
 
 # --- bars ----------------------------------------------------------------------------------------------------------
@@ -93,27 +89,27 @@ def _bars(
         axis=alt.Axis(format=",f", tickCount=5),
         scale=alt.Scale(zero=True, nice=True),
     )
-    color = _color(headline, colors)
-    bars = base.mark_bar(height=_BAR_PX, yOffset=_BAR_DOWN_PX, fillOpacity=0.3, strokeWidth=1.5, cornerRadiusEnd=2)
+    color = color_by_trial(headline, colors)
+    bars = base.mark_bar(height=BAR_PX, yOffset=BAR_DOWN_PX, fillOpacity=0.3, strokeWidth=1.5, cornerRadiusEnd=2)
     whiskers = base.transform_filter(f"isValid(datum.{low})")
     layers = [
-        bars.encode(x=x, y=_names(headline), color=color, stroke=color.copy(), tooltip=tooltip),
-        whiskers.mark_rule(strokeWidth=2.5, yOffset=_BAR_DOWN_PX).encode(
-            x=alt.X(f"{low}:Q"), x2=f"{high}:Q", y=_values(headline, texts), color=color, tooltip=tooltip
+        bars.encode(x=x, y=names(headline), color=color, stroke=color.copy(), tooltip=tooltip),
+        whiskers.mark_rule(strokeWidth=2.5, yOffset=BAR_DOWN_PX).encode(
+            x=alt.X(f"{low}:Q"), x2=f"{high}:Q", y=values(headline, texts), color=color, tooltip=tooltip
         ),
         *(
-            whiskers.mark_tick(thickness=2.5, size=_BAR_PX - 2, yOffset=_BAR_DOWN_PX).encode(
-                x=f"{end}:Q", y=_rows(headline, None), color=color, tooltip=tooltip
+            whiskers.mark_tick(thickness=2.5, size=BAR_PX - 2, yOffset=BAR_DOWN_PX).encode(
+                x=f"{end}:Q", y=rows(headline, None), color=color, tooltip=tooltip
             )
             for end in (low, high)
         ),
     ]
     told = "; ".join(f"{label}: {text}" for label, text in zip(headline["label"], texts, strict=True))
-    return _finish(
+    return finish(
         alt.layer(*layers).resolve_axis(y="independent"),
         f"{title}, {unit}",
         f"Bar chart of {title.lower()} in {unit} with 95 % intervals. {told}.",
-        height=_ROW_PX * max(len(headline), 1),
+        height=ROW_PX * max(len(headline), 1),
     )
 
 
@@ -127,10 +123,10 @@ def server_time_bars(times: pd.DataFrame) -> Chart:
         for trial_id, total in totals.items()
     ]
     parts = list(times.sort_values("order")["part"].unique())
-    bars = alt.Chart(times).mark_bar(height=_BAR_PX, yOffset=_BAR_DOWN_PX)
+    bars = alt.Chart(times).mark_bar(height=BAR_PX, yOffset=BAR_DOWN_PX)
     bars = bars.encode(
         x=alt.X("time_ms:Q", title="ms, mean of all requests", stack="zero", axis=alt.Axis(format=",f", tickCount=5)),
-        y=_names(trials),
+        y=names(trials),
         color=alt.Color(
             "part:N",
             title=None,
@@ -146,13 +142,13 @@ def server_time_bars(times: pd.DataFrame) -> Chart:
         ],
     )
     # invisible: it only carries the axis with the totals
-    carrier = alt.Chart(trials).mark_tick(opacity=0).encode(y=_values(trials, texts))
+    carrier = alt.Chart(trials).mark_tick(opacity=0).encode(y=values(trials, texts))
     told = "; ".join(f"{label}: {text}" for label, text in zip(trials["label"], texts, strict=True))
-    return _finish(
+    return finish(
         alt.layer(bars, carrier).resolve_axis(y="independent"),
         "Time in Triton per request, ms",
         f"Stacked bar chart of the mean time per request in Triton in ms: {', '.join(parts)}. {told}.",
-        height=_ROW_PX * max(len(trials), 1),
+        height=ROW_PX * max(len(trials), 1),
     )
 
 
@@ -180,9 +176,9 @@ def batch_size_histogram(sizes: pd.DataFrame, colors: Mapping[str, str]) -> Char
 
     def y(words: Sequence[str], *, right: bool) -> alt.Y:
         named = dict(zip(heights, words, strict=True))
-        axis = _row_axis(named, "format(datum.value, '.2f')", right=right)
+        axis = row_axis(named, "format(datum.value, '.2f')", right=right)
         axis["values"], axis["labelBaseline"] = marks, "middle"
-        axis["labelOffset"] = alt.ExprRef(f"{_NARROW} ? 14 : 0") if right else 0
+        axis["labelOffset"] = alt.ExprRef(f"{NARROW} ? 14 : 0") if right else 0
         return alt.Y("floor:Q", title=None, scale=scale, axis=axis)
 
     largest = int(sizes["batch_size"].max()) if len(sizes) else 1
@@ -192,7 +188,7 @@ def batch_size_histogram(sizes: pd.DataFrame, colors: Mapping[str, str]) -> Char
         scale=alt.Scale(domain=[0.4, largest + 0.6], nice=False),
         axis=alt.Axis(tickMinStep=1, format="d", grid=False, tickCount=min(largest, 12)),
     )
-    color = _color(sizes, colors)
+    color = color_by_trial(sizes, colors)
     base = alt.Chart(drawn)
     columns = base.mark_bar(fillOpacity=0.8, strokeWidth=1).encode(
         x=x,
@@ -213,7 +209,7 @@ def batch_size_histogram(sizes: pd.DataFrame, colors: Mapping[str, str]) -> Char
         f"{label}: {text}, most in batches of {int(_mode(sizes, trial_id))}"
         for label, text, trial_id in zip(trials["label"], texts, ids, strict=True)
     )
-    return _finish(
+    return finish(
         alt.layer(columns, carrier).resolve_axis(y="independent"),
         "Inferences by batch size",
         f"Histogram of the batch sizes that Triton executed. {told}.",
@@ -245,7 +241,7 @@ def tradeoff(headline: pd.DataFrame, colors: Mapping[str, str]) -> Chart:
         scale=alt.Scale(zero=False, nice=True, padding=12),
         axis=alt.Axis(tickCount=5),
     )
-    color = _color(drawn, colors, legend=True)
+    color = color_by_trial(drawn, colors, legend=True)
     tooltip = [
         alt.Tooltip("label:N", title="Trial"),
         alt.Tooltip("throughput_ips:Q", title="Throughput, inferences/s", format=_DIGITS),
@@ -256,14 +252,14 @@ def tradeoff(headline: pd.DataFrame, colors: Mapping[str, str]) -> Chart:
         base.mark_rule(strokeWidth=1.5).encode(x=alt.X("throughput_low:Q"), x2="throughput_high:Q", y=y, color=color),
         base.mark_rule(strokeWidth=1.5).encode(x=x, y=alt.Y("p99_low:Q"), y2="p99_high:Q", color=color),
         base.mark_point(size=120, filled=True, opacity=1).encode(
-            x=x, y=y, color=color, shape=_by_trial("shape", drawn, SHAPES), tooltip=tooltip
+            x=x, y=y, color=color, shape=by_trial("shape", drawn, SHAPES), tooltip=tooltip
         ),
     ]
     told = "; ".join(
         f"{row.label}: {significant(row.throughput_ips)} inferences/s at {_p99(row)} ms"
         for row in drawn.itertuples(index=False)
     )
-    return _finish(
+    return finish(
         alt.layer(*layers),
         "Throughput against P99 latency",
         f"Scatter plot of throughput in inferences per second against P99 latency in ms. {told}.",
@@ -296,8 +292,8 @@ def latency_curves(curves: pd.DataFrame, headline: pd.DataFrame, colors: Mapping
         lines.encode(
             x=x,
             y=y,
-            color=_color(curves, colors),
-            strokeDash=_by_trial("strokeDash", curves, DASHES, legend=False),
+            color=color_by_trial(curves, colors),
+            strokeDash=by_trial("strokeDash", curves, DASHES, legend=False),
             detail="trial_id:N",
         ),
         alt.Chart(points)
@@ -305,8 +301,8 @@ def latency_curves(curves: pd.DataFrame, headline: pd.DataFrame, colors: Mapping
         .encode(
             x="latency_ms:Q",
             y=alt.Y("share:Q", axis=None),
-            color=_color(curves, colors, legend=True),
-            shape=_by_trial("shape", curves, SHAPES),
+            color=color_by_trial(curves, colors, legend=True),
+            shape=by_trial("shape", curves, SHAPES),
             tooltip=[
                 alt.Tooltip("label:N", title="Trial"),
                 alt.Tooltip("name:N", title="Percentile"),
@@ -318,7 +314,7 @@ def latency_curves(curves: pd.DataFrame, headline: pd.DataFrame, colors: Mapping
         f"{label}: " + ", ".join(f"{row.name} {significant(row.latency_ms)} ms" for row in part.itertuples(index=False))
         for label, part in points.groupby("label", sort=False)
     )
-    return _finish(
+    return finish(
         alt.layer(*layers).resolve_axis(y="independent").resolve_legend(color="independent", shape="independent"),
         "Requests answered within a latency",
         f"Cumulative distribution of latency in ms on a logarithmic axis. {told}.",
@@ -372,7 +368,7 @@ def _live(live: pd.DataFrame, field: str, title: str, unit: str, color: str) -> 
         layers.append(alt.Chart(start).mark_rule(color=NO_COLOR, strokeDash=[4, 4]).encode(x="elapsed_s:Q"))
     known = live[field].dropna()
     latest = f"The latest value is {significant(float(known.iloc[-1]))} {unit}." if len(known) else "No answer yet."
-    return _finish(
+    return finish(
         alt.layer(*layers),
         f"{title}, {unit}",
         f"Line chart of {title.lower()} in {unit} over the elapsed time. {latest}",
@@ -380,102 +376,7 @@ def _live(live: pd.DataFrame, field: str, title: str, unit: str, color: str) -> 
     )
 
 
-# --- what charts share ---------------------------------------------------------------------------------------------
-
-
-def _finish(chart: Any, title: str, alt_text: str, *, height: int) -> Chart:
-    """Title, alt text and size. Background and text colours are left to the theme, so there is no subtitle, which
-    Streamlit's theme does not colour."""
-    finished: Chart = chart.properties(
-        title=alt.TitleParams(title, anchor="start", offset=12),
-        description=alt_text,
-        width="container",
-        height=height,
-        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),  # the height is the marks' alone
-    )
-    return finished
-
-
-def _color(table: pd.DataFrame, colors: Mapping[str, str], *, legend: bool = False) -> alt.Color:
-    """Colour by trial, each trial in its configuration's colour."""
-    trials = table.drop_duplicates("trial_id")
-    shown = [colors.get(key, NO_COLOR) for key in trials["key"]]
-    scale = alt.Scale(domain=list(trials["trial_id"]), range=shown)
-    return alt.Color("trial_id:N", title=None, sort=None, scale=scale, legend=_legend(trials) if legend else None)
-
-
-def _by_trial(channel: str, table: pd.DataFrame, values: Sequence[Any], *, legend: bool = True) -> Any:
-    """A shape or a dash for each trial, by its place in the chart."""
-    trials = table.drop_duplicates("trial_id")
-    scale = alt.Scale(
-        domain=list(trials["trial_id"]), range=[values[place % len(values)] for place in range(len(trials))]
-    )
-    channels = {"shape": alt.Shape, "strokeDash": alt.StrokeDash}
-    shown = _legend(trials) if legend else None
-    return channels[channel]("trial_id:N", title=None, sort=None, scale=scale, legend=shown)
-
-
-def _legend(trials: pd.DataFrame) -> alt.Legend:
-    """One name a line below the chart; on a narrow screen a long name takes two."""
-    broken = _lookup({row.trial_id: _broken(row.label) for row in trials.itertuples(index=False)}, "datum.label")
-    return alt.Legend(
-        orient="bottom",
-        direction="vertical",
-        columns=1,
-        labelExpr=f"{_NARROW} ? split({broken}, '\\n') : replace({broken}, '\\n', ' · ')",
-        labelLimit=alt.ExprRef("width"),
-        symbolSize=120,
-        symbolStrokeWidth=2,
-    )
-
-
-def _broken(label: str) -> str:
-    """The label with a line break instead of its middle separator, where it is long."""
-    parts = label.split(" · ")
-    if len(label) <= _LONG or len(parts) < 2:
-        return label
-    place = min(range(1, len(parts)), key=lambda cut: abs(len(" · ".join(parts[:cut])) - len(label) / 2))
-    return " · ".join(parts[:place]) + "\n" + " · ".join(parts[place:])
-
-
-def _names(trials: pd.DataFrame) -> alt.Y:
-    """The rows of a bar chart, named above the bar from the left."""
-    named = dict(zip(trials["trial_id"], trials["label"], strict=True))
-    return _rows(trials, _row_axis(named, "datum.value", right=False))
-
-
-def _values(trials: pd.DataFrame, texts: Sequence[str]) -> alt.Y:
-    """The same rows, with a value above the bar from the right."""
-    named = dict(zip(trials["trial_id"], texts, strict=True))
-    return _rows(trials, _row_axis(named, "datum.value", right=True))
-
-
-def _rows(trials: pd.DataFrame, axis: alt.Axis | None) -> alt.Y:
-    return alt.Y("trial_id:N", title=None, sort=list(trials["trial_id"]), axis=axis)
-
-
-def _row_axis(named: Mapping[str, str], value: str, *, right: bool) -> alt.Axis:
-    """An axis whose labels lie inside the plot, above the marks: names from the left, values from the right. Where both
-    do not fit into a line, names move up into their own."""
-    narrow_offset = alt.ExprRef(f"{_NARROW} ? {_NAME_DOWN_PX} : {_TEXT_DOWN_PX}")
-    return alt.Axis(
-        orient="right" if right else "left",
-        labelAlign="right" if right else "left",
-        labelPadding=0,
-        labelOffset=_TEXT_DOWN_PX if right else narrow_offset,
-        labelExpr=_lookup(named, value),
-        labelLimit=alt.ExprRef("width" if right else f"{_NARROW} ? width : width - {_VALUE_PX}"),
-        labelFontWeight="bold" if right else "normal",
-        domain=False,
-        ticks=False,
-        grid=False,
-        zindex=1,
-    )
-
-
-def _lookup(named: Mapping[str, str], value: str) -> str:
-    """A Vega expression that turns an id into its text."""
-    return f"({json.dumps(dict(named), ensure_ascii=False)})[{value}]"
+# --- words ----------------------------------------------------------------------------------------------------------
 
 
 def _with_interval(value: float, low: float, high: float, missing: str = "none") -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tritune import charts
+from tritune import chart_style, charts
 
 WHITE, DARK = "#FFFFFF", "#101614"  # the two page backgrounds of .streamlit/config.toml
 KEYS = ("mnist: no batching", "mnist: preferred 4,8", "mnist: delay 0")
@@ -172,10 +172,10 @@ def test_names_with_quotes_stay_text() -> None:
 
 
 def test_points_differ_in_shape_and_lines_in_dashes() -> None:
-    assert [encoding(CHARTS["tradeoff"], "shape")["scale"]["range"]] == [list(charts.SHAPES[:3])]
+    assert [encoding(CHARTS["tradeoff"], "shape")["scale"]["range"]] == [list(chart_style.SHAPES[:3])]
     dashes = encoding(CHARTS["curves"], "strokeDash")["scale"]["range"]
     assert len({tuple(dash) for dash in dashes}) == 3
-    assert len(set(charts.SHAPES)) == len({tuple(dash) for dash in charts.DASHES}) == len(charts.PALETTE)
+    assert len(set(chart_style.SHAPES)) == len({tuple(dash) for dash in chart_style.DASHES}) == len(chart_style.PALETTE)
 
 
 def encoding(chart: dict[str, Any], channel: str) -> dict[str, Any]:
@@ -193,8 +193,8 @@ def test_a_configuration_has_one_colour_whatever_else_is_shown() -> None:
     colors = charts.colors(KEYS)
     alone = charts.throughput_bars(headline().iloc[1:2], colors).to_dict()
     together = charts.tradeoff(headline(), colors).to_dict()
-    assert encoding(alone, "color")["scale"]["range"] == [charts.PALETTE[1]]
-    assert encoding(together, "color")["scale"]["range"] == list(charts.PALETTE[:3])
+    assert encoding(alone, "color")["scale"]["range"] == [chart_style.PALETTE[1]]
+    assert encoding(together, "color")["scale"]["range"] == list(chart_style.PALETTE[:3])
     assert charts.colors((*KEYS, "new"))[KEYS[1]] == colors[KEYS[1]]
 
 
@@ -231,14 +231,14 @@ def distance(first: str, second: str, vision: Any) -> float:
     return float(np.linalg.norm(lab[0] - lab[1]))
 
 
-@pytest.mark.parametrize("color", [*charts.PALETTE, *charts.PART_COLORS, charts.NO_COLOR])
+@pytest.mark.parametrize("color", [*chart_style.PALETTE, *chart_style.PART_COLORS, chart_style.NO_COLOR])
 @pytest.mark.parametrize("background", [WHITE, DARK])
 def test_colours_stand_out_from_both_backgrounds(color: str, background: str) -> None:
     assert contrast(color, background) >= 2.99  # WCAG 1.4.11 asks 3 of graphics; two colours have 3.00 rounded
 
 
 @pytest.mark.parametrize("vision", [np.eye(3), DEUTERANOPIA, PROTANOPIA], ids=["full", "deuteranopia", "protanopia"])
-@pytest.mark.parametrize(("palette", "least"), [(charts.PALETTE, 0.095), (charts.PART_COLORS, 0.15)])
+@pytest.mark.parametrize(("palette", "least"), [(chart_style.PALETTE, 0.095), (chart_style.PART_COLORS, 0.15)])
 def test_colours_stay_apart_in_every_kind_of_colour_vision(palette: tuple[str, ...], least: float, vision: Any) -> None:
     # a difference of 0.02 in Oklab is just noticeable side by side
     assert min(distance(*pair, vision) for pair in itertools.combinations(palette, 2)) >= least
