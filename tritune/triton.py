@@ -337,6 +337,9 @@ def _pool(address: str, tls: Mapping[str, Any] | None) -> urllib3.HTTPConnection
     if tls is None:
         return urllib3.HTTPConnectionPool(host, int(port), maxsize=8)
     verify = tls.get("verify", True)
+    if not verify:
+        # The user was asked and said so; a warning with every request would drown everything else.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     return urllib3.HTTPSConnectionPool(
         host,
         int(port),

@@ -22,13 +22,14 @@ from onnx import TensorProto, helper
 from tritune import servers
 from tritune.errors import InputError, ServerDownError, ServerError, TritonRefusedError
 from tritune.plan import TensorSpec
-from tritune.servers import ServerKind, ServerState, ServerStatus, launch, record
+from tritune.servers import ServerKind, ServerState, ServerStatus, environment, launch, record
 from tritune.settings import Settings
 from tritune.triton import Triton
 
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" data_type: TYPE_FP32 dims: 4 }'
 ONNX_CONFIG = 'platform: "onnxruntime_onnx" max_batch_size: 8 ' + IO
 
+PATH_FOR_A_SHELL = "e n v $(touch pwned) 'c"
 Publish = Callable[..., Path]
 
 
@@ -478,6 +479,27 @@ def _until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+# --- setting up ----------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_set_up_is_continued_and_a_failed_one_says_where_its_log_is(
+    new_installation: Callable[[], Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    pins = replace(new_installation(), root=tmp_path, embedded_env=tmp_path / PATH_FOR_A_SHELL)
+    (tmp_path / "requirements-triton.txt").write_text("no-such-package-at-all==1.0\n")
+    told: list[str] = []
+    for _ in range(2):
+        with pytest.raises(ServerError) as failed:
+            environment.set_up(pins, told.append)
+    assert "No matching distribution found for no-such-package-at-all==1.0" in str(failed.value)
+    assert str(pins.results / "setup.log") in str(failed.value)
+    assert "make setup" in str(failed.value)
+    assert not environment.is_set_up(pins)
+    # The second try found a virtual environment that works and made no new one.
+    assert sum("virtual environment" in line for line in told) == 1
 
 
 # --- attached servers ----------------------------------------------------------------------------------------------
