@@ -62,15 +62,17 @@ def color_by_trial(table: pd.DataFrame, colors: Mapping[str, str], *, legend: bo
     return alt.Color("trial_id:N", title=None, sort=None, scale=scale, legend=_legend(trials) if legend else None)
 
 
-def by_trial(channel: str, table: pd.DataFrame, choices: Sequence[Any], *, legend: bool = True) -> Any:
-    """A shape or a dash for each trial, by its place in the chart."""
+def by_trial(
+    channel: str, table: pd.DataFrame, choices: Sequence[Any], *, among: pd.DataFrame, legend: bool = True
+) -> Any:
+    """A shape or a dash for each trial of the table, by its place among all trials of the page."""
     trials = table.drop_duplicates("trial_id")
-    scale = alt.Scale(
-        domain=list(trials["trial_id"]), range=[choices[place % len(choices)] for place in range(len(trials))]
-    )
+    place = {trial_id: number for number, trial_id in enumerate(among["trial_id"])}
+    shown = [choices[place[trial_id] % len(choices)] for trial_id in trials["trial_id"]]
+    scale = alt.Scale(domain=list(trials["trial_id"]), range=shown)
     channels = {"shape": alt.Shape, "strokeDash": alt.StrokeDash}
-    shown = _legend(trials) if legend else None
-    return channels[channel]("trial_id:N", title=None, sort=None, scale=scale, legend=shown)
+    legends = _legend(trials) if legend else None
+    return channels[channel]("trial_id:N", title=None, sort=None, scale=scale, legend=legends)
 
 
 def _legend(trials: pd.DataFrame) -> alt.Legend:

@@ -86,7 +86,7 @@ def _bars(
     x = alt.X(
         f"{value}:Q",
         title=f"{unit}, with 95 % intervals",
-        axis=alt.Axis(format=",f", tickCount=5),
+        axis=alt.Axis(format=",~f", tickCount=5),
         scale=alt.Scale(zero=True, nice=True),
     )
     color = color_by_trial(headline, colors)
@@ -125,7 +125,7 @@ def server_time_bars(times: pd.DataFrame) -> Chart:
     parts = list(times.sort_values("order")["part"].unique())
     bars = alt.Chart(times).mark_bar(height=BAR_PX, yOffset=BAR_DOWN_PX)
     bars = bars.encode(
-        x=alt.X("time_ms:Q", title="ms, mean of all requests", stack="zero", axis=alt.Axis(format=",f", tickCount=5)),
+        x=alt.X("time_ms:Q", title="ms, mean of all requests", stack="zero", axis=alt.Axis(format=",~f", tickCount=5)),
         y=names(trials),
         color=alt.Color(
             "part:N",
@@ -252,7 +252,7 @@ def tradeoff(headline: pd.DataFrame, colors: Mapping[str, str]) -> Chart:
         base.mark_rule(strokeWidth=1.5).encode(x=alt.X("throughput_low:Q"), x2="throughput_high:Q", y=y, color=color),
         base.mark_rule(strokeWidth=1.5).encode(x=x, y=alt.Y("p99_low:Q"), y2="p99_high:Q", color=color),
         base.mark_point(size=120, filled=True, opacity=1).encode(
-            x=x, y=y, color=color, shape=by_trial("shape", drawn, SHAPES), tooltip=tooltip
+            x=x, y=y, color=color, shape=by_trial("shape", drawn, SHAPES, among=headline), tooltip=tooltip
         ),
     ]
     told = "; ".join(
@@ -293,7 +293,7 @@ def latency_curves(curves: pd.DataFrame, headline: pd.DataFrame, colors: Mapping
             x=x,
             y=y,
             color=color_by_trial(curves, colors),
-            strokeDash=by_trial("strokeDash", curves, DASHES, legend=False),
+            strokeDash=by_trial("strokeDash", curves, DASHES, among=headline, legend=False),
             detail="trial_id:N",
         ),
         alt.Chart(points)
@@ -302,7 +302,7 @@ def latency_curves(curves: pd.DataFrame, headline: pd.DataFrame, colors: Mapping
             x="latency_ms:Q",
             y=alt.Y("share:Q", axis=None),
             color=color_by_trial(curves, colors, legend=True),
-            shape=by_trial("shape", curves, SHAPES),
+            shape=by_trial("shape", curves, SHAPES, among=headline),
             tooltip=[
                 alt.Tooltip("label:N", title="Trial"),
                 alt.Tooltip("name:N", title="Percentile"),
@@ -352,7 +352,7 @@ def _live(live: pd.DataFrame, field: str, title: str, unit: str, color: str) -> 
     x = alt.X("elapsed_s:Q", title=words, scale=alt.Scale(domainMin=0, nice=False), axis=alt.Axis(tickCount=6))
     base = alt.Chart(live).encode(
         x=x,
-        y=alt.Y(f"{field}:Q", title=None, scale=alt.Scale(zero=True), axis=alt.Axis(format=",f", tickCount=4)),
+        y=alt.Y(f"{field}:Q", title=None, scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=4)),
         tooltip=[
             alt.Tooltip("elapsed_s:Q", title="Elapsed, s", format=",.0f"),
             alt.Tooltip(f"{field}:Q", title=f"{title}, {unit}", format=_DIGITS),

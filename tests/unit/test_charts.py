@@ -178,6 +178,13 @@ def test_points_differ_in_shape_and_lines_in_dashes() -> None:
     assert len(set(chart_style.SHAPES)) == len({tuple(dash) for dash in chart_style.DASHES}) == len(chart_style.PALETTE)
 
 
+def test_a_trial_keeps_its_shape_where_another_is_left_out() -> None:
+    table = headline()
+    table.loc[0, ["p99_ms", "p99_low", "p99_high"]] = float("nan")
+    shapes = encoding(charts.tradeoff(table, charts.colors(KEYS)).to_dict(), "shape")["scale"]
+    assert (shapes["domain"], shapes["range"]) == (["t2", "t3"], list(chart_style.SHAPES[1:3]))
+
+
 def encoding(chart: dict[str, Any], channel: str) -> dict[str, Any]:
     return next(part[channel] for part in parts(chart, channel) if isinstance(part[channel], dict))
 
