@@ -410,8 +410,3 @@ def git_commit(root: Path) -> str | None:
         return None
     return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
-
-def end_left_over_generators(settings: Settings) -> None:
-    """End the generators of a worker that was killed: only those that this installation's trials recorded."""
-    for record in settings.trials.glob("*/generator.json"):
-        generator.end_left_over(record)

@@ -218,7 +218,6 @@ def run(settings: Settings, *, service: bool = False, idle_exit_s: float = IDLE_
             return False
         with lock:
             store = Store(settings.database_url)
-            trial.end_left_over_generators(settings)
             for job_id in store.fail_lost(older_than_s=0.0):
                 log.warning("job %s was running when its worker ended", job_id)
             _work(settings, store, stop, current, service, idle_exit_s)
