@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from loadgen import locust_driver
+from loadgen import locust_driver, perf_analyzer
 from loadgen.outcome import (
     EXIT_UNWRITABLE,
     LIVE_FILE,
@@ -32,6 +32,7 @@ from loadgen.payload import payloads
 from loadgen.samples import SAMPLES_FILE
 from tritune.errors import LoadTestError
 from tritune.plan import Driver, GeneratorPlan
+from tritune.settings import Settings
 
 __all__ = ["Child", "Live", "Outcome", "start"]
 
@@ -48,6 +49,7 @@ def start(plan: GeneratorPlan, folder: Path) -> Child:
     payloads(plan.signature, plan.load, count=1)
     folder = folder.absolute()
     if plan.load.driver is Driver.PERF_ANALYZER:
+        perf_analyzer.find(Settings.from_env())
         arguments = [sys.executable, "-m", "loadgen.perf_analyzer", str(folder)]
     else:
         arguments = locust_driver.command(plan.load, folder)

@@ -42,6 +42,7 @@ _DTYPES: Mapping[str, Any] = {
 }
 _DEFAULT_RANGES = {"UINT8": (0, 255)}  # other integers are 0 or 1: an index that every table has
 _DEFAULT_RANGE = (0, 1)
+_STEPS = 16  # floats are k/16 from 0 to 1: exact in every type, and short where perf_analyzer prints them
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ def _random_bytes(
         numbers = generator.integers(*(span or (0, 99_999_999)), size=math.prod(shape), endpoint=True)
         return b"".join(_element(str(number).encode()) for number in numbers)
     if kind == "BF16":
-        return _bfloat16(generator.random(shape, dtype=np.float32))
+        return _bfloat16((generator.integers(0, _STEPS, size=shape, endpoint=True) / _STEPS).astype(np.float32))
     dtype = _DTYPES.get(kind)
     if dtype is None:
         raise InputError(
@@ -229,7 +230,7 @@ def _random_bytes(
         if span is not None:
             values = generator.integers(span[0], span[1], size=shape, endpoint=True)
             return values.astype(dtype).tobytes()
-        return generator.random(shape).astype(dtype).tobytes()
+        return (generator.integers(0, _STEPS, size=shape, endpoint=True) / _STEPS).astype(dtype).tobytes()
     limits = np.iinfo(dtype)
     low, high = span or _DEFAULT_RANGES.get(kind, _DEFAULT_RANGE)
     if low < limits.min or high > limits.max:

@@ -1,0 +1,44 @@
+"""perf_analyzer's profile export, read while it is written.
+
+Belongs here: its two timestamps per request. Never: starting perf_analyzer, windows.
+
+The export repeats every request's inputs as text (about 5 to 20 bytes a number), so it is read through a pipe and
+never stored: a minute of MNIST would be gigabytes.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+_TOKENS = re.compile(rb'"timestamp":(\d+),|"response_timestamps":\[([\d,]*)\]')
+_TAIL = 4096  # longer than any token
+
+
+class ProfileReader:
+    """Collects (sent, answered) in nanoseconds of the wall clock from the pieces of an export."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._sent: int | None = None
+        self._times: list[tuple[int, int]] = []
+
+    def feed(self, piece: bytes) -> None:
+        """Read the next piece."""
+        data = self._tail + piece
+        end = 0
+        for token in _TOKENS.finditer(data):
+            end = token.end()
+            if token[1] is not None:
+                self._sent = int(token[1])
+            elif self._sent is not None:
+                if token[2]:  # none where a request was in flight at the end
+                    self._times.append((self._sent, int(token[2].rpartition(b",")[2])))
+                self._sent = None
+        self._tail = data[max(end, len(data) - _TAIL) :]
+
+    def times(self) -> NDArray[np.int64]:
+        """One row (sent, answered) a request, by the time of sending; shape (n, 2)."""
+        return np.array(sorted(self._times), dtype=np.int64).reshape(-1, 2)
