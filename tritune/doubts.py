@@ -86,8 +86,9 @@ def schedule_lag(lag_p99_ms: float, latency_p99_ms: float, unsent: int) -> Measu
     return MeasurementWarning(
         WarningCode.SCHEDULE_LAG,
         f"Requests left late: the P99 of their lag behind the schedule is {lag_p99_ms:.3g} ms, more than "
-        f"{LAG_SHARE:.0%} of the P99 latency of {latency_p99_ms:.3g} ms.{never} The rate is above what the generator, "
-        "its connections or the server can keep up with. Lower the rate, or use more workers.",
+        f"{LAG_SHARE:.0%} of the P99 latency of {latency_p99_ms:.3g} ms.{never} The generator, "
+        "its connections or the server cannot keep up with the rate, or the machine is busy with something else. Lower the "
+        "rate, use more workers, or stop the other work.",
     )
 
 
@@ -254,13 +255,13 @@ def never_batched(
         )
         step = "Raise max_batch_size or send smaller requests."
     elif in_flight <= instances:
-        few = f"{plan.concurrency} client(s)" if plan.concurrency else f"{in_flight:.2g} requests"
+        few = _count(plan.concurrency, "client") if plan.concurrency else f"{in_flight:.2g} requests"
         each = ", each waiting for its answer before it sends again," if plan.concurrency else ""
-        cause = f"{few} in flight{each} meet {instances} instance(s), so no request ever waits beside another"
-        step = f"This measures a lone request. Use more than {instances} clients, or a higher rate, to see batching."
+        cause = f"{few} in flight{each} meet {_count(instances, 'instance')}, so no request ever waits beside another"
+        step = f"This measures a lone request. Use more than {_count(instances, 'client')}, or a higher rate, to see batching."
     else:
         cause = (
-            f"about {in_flight:.2g} requests were in flight for {instances} instance(s), yet no two were merged: their "
+            f"about {in_flight:.2g} requests were in flight for {_count(instances, 'instance')}, yet no two were merged: their "
             "shapes differ, or each was taken before the next one arrived"
         )
         step = "Raise max_queue_delay_microseconds, send inputs of one shape, and look at the batch-size histogram."
@@ -268,3 +269,7 @@ def never_batched(
         WarningCode.NEVER_BATCHED,
         f"Dynamic batching is on but batches averaged {average_batch:.3g}: {cause}. {step}",
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
