@@ -87,8 +87,8 @@ def schedule_lag(lag_p99_ms: float, latency_p99_ms: float, unsent: int) -> Measu
         WarningCode.SCHEDULE_LAG,
         f"Requests left late: the P99 of their lag behind the schedule is {lag_p99_ms:.3g} ms, more than "
         f"{LAG_SHARE:.0%} of the P99 latency of {latency_p99_ms:.3g} ms.{never} The generator, "
-        "its connections or the server cannot keep up with the rate, or the machine is busy with something else. Lower the "
-        "rate, use more workers, or stop the other work.",
+        "its connections or the server cannot keep up with the rate, or the machine is busy with something else. Lower "
+        "the rate, use more workers, or stop the other work.",
     )
 
 
@@ -258,11 +258,12 @@ def never_batched(
         few = _count(plan.concurrency, "client") if plan.concurrency else f"{in_flight:.2g} requests"
         each = ", each waiting for its answer before it sends again," if plan.concurrency else ""
         cause = f"{few} in flight{each} meet {_count(instances, 'instance')}, so no request ever waits beside another"
-        step = f"This measures a lone request. Use more than {_count(instances, 'client')}, or a higher rate, to see batching."
+        more = _count(instances, "client")
+        step = f"This measures a lone request. Use more than {more}, or a higher rate, to see batching."
     else:
         cause = (
-            f"about {in_flight:.2g} requests were in flight for {_count(instances, 'instance')}, yet no two were merged: their "
-            "shapes differ, or each was taken before the next one arrived"
+            f"about {in_flight:.2g} requests were in flight for {_count(instances, 'instance')}, yet no two were "
+            "merged: their shapes differ, or each was taken before the next one arrived"
         )
         step = "Raise max_queue_delay_microseconds, send inputs of one shape, and look at the batch-size histogram."
     return MeasurementWarning(
