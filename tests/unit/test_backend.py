@@ -60,13 +60,15 @@ def backend() -> Iterator[ModuleType]:
     fake.Tensor, fake.InferenceResponse, fake.TritonError = FakeTensor, FakeResponse, str  # type: ignore[attr-defined]
     fake.Logger = SimpleNamespace(log_info=lambda _: None, log_warn=lambda _: None)  # type: ignore[attr-defined]
     sys.modules[fake.__name__] = fake
-    spec = importlib.util.spec_from_file_location("tritune_onnxruntime_backend", launch.BACKEND)
+    sys.path.append(str(launch.BACKEND))  # as Triton's stub does
+    spec = importlib.util.spec_from_file_location("tritune_onnxruntime_backend", launch.BACKEND / "model.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    del sys.modules[fake.__name__]
+    sys.path.remove(str(launch.BACKEND))
+    del sys.modules[fake.__name__], sys.modules["backend_rules"]
 
 
 def tensor(backend: ModuleType, name: str, dims: list[int | str], kind: str = "tensor(float)") -> Any:
@@ -139,19 +141,21 @@ def test_with_inputs_and_outputs_given_nothing_is_completed(backend: ModuleType)
     [([3], 8, True), ([3], 8, False), ([-1], 8, False)],
 )
 def test_shapes_that_fit_are_taken(backend: ModuleType, dims: list[int], max_batch_size: int, exact: bool) -> None:
-    backend.compare_dims("m", tensor(backend, "x", ["n", dims[0]]), dims, max_batch_size, exact=exact)
-    backend.compare_dims("m", tensor(backend, "x", [2, *dims]), [2, *dims], 0, exact=exact)
+    sys.modules["backend_rules"].compare_dims(
+        "m", tensor(backend, "x", ["n", dims[0]]), dims, max_batch_size, exact=exact
+    )
+    sys.modules["backend_rules"].compare_dims("m", tensor(backend, "x", [2, *dims]), [2, *dims], 0, exact=exact)
 
 
 def test_an_input_may_be_narrower_than_the_model_and_an_output_not(backend: ModuleType) -> None:
     wide = tensor(backend, "x", ["n", "k"])
-    backend.compare_dims("m", wide, [25], 8, exact=False)
+    sys.modules["backend_rules"].compare_dims("m", wide, [25], 8, exact=False)
     with pytest.raises(backend.InvalidArgument) as refused:
-        backend.compare_dims("m", wide, [25], 8, exact=True)
+        sys.modules["backend_rules"].compare_dims("m", wide, [25], 8, exact=True)
     assert str(refused.value) == (
-        "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,-1]) but the model configuration specifies 2 "
-        "dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making "
-        "complete shape [-1,25])"
+        "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,-1]) but the model configuration specifies "
+        "2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+        "making complete shape [-1,25])"
     )
 
 
@@ -165,31 +169,33 @@ IN, OUT = [entry("x", [3])], [entry("y", [3])]
         (
             {"max_batch_size": 8, "input": [entry("x", [-1, 3])], "output": OUT},
             X,
-            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,3]) but the model configuration specifies "
-            "3 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
-            "making complete shape [-1,-1,3])",
+            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,3]) but the model configuration "
+            "specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit "
+            "tensor shape, making complete shape [-1,-1,3])",
         ),
         (
             {"max_batch_size": 0, "input": IN, "output": OUT},
             X,
-            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,3]) but the model configuration specifies "
-            "1 dimensions (shape [3])",
+            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,3]) but the model configuration "
+            "specifies 1 dimensions (shape [3])",
         ),
         (
             {"max_batch_size": 8, "input": IN, "output": OUT},
             [1, 3],
-            "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 dimension and the "
-            "first dimension must be -1; but shape expected by the model is [1,3]",
+            "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 dimension and "
+            "the first dimension must be -1; but shape expected by the model is [1,3]",
         ),
         (
             {"max_batch_size": 8, "input": [entry("x", [3], "TYPE_INT64")], "output": OUT},
             X,
-            "unable to load model 'm', configuration expects datatype TYPE_INT64 for input 'x', model provides TYPE_FP32",
+            "unable to load model 'm', configuration expects datatype TYPE_INT64 for input 'x', model provides "
+            "TYPE_FP32",
         ),
         (
             {"max_batch_size": 8, "input": IN, "output": [entry("y", [3], "TYPE_STRING")]},
             X,
-            "unable to load model 'm', configuration expects datatype TYPE_STRING for output 'y', model provides TYPE_FP32",
+            "unable to load model 'm', configuration expects datatype TYPE_STRING for output 'y', model provides "
+            "TYPE_FP32",
         ),
         (
             {"max_batch_size": 8, "input": IN, "output": [entry("y", [3], "TYPE_INVALID")]},
@@ -219,8 +225,8 @@ IN, OUT = [entry("x", [3])], [entry("y", [3])]
         (
             {"max_batch_size": 0, "input": [entry("x", [2])], "output": [entry("y", [-1, 3])]},
             [],
-            "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration when the model "
-            "doesn't support batching. Model configuration provided: [2].",
+            "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration when the "
+            "model doesn't support batching. Model configuration provided: [2].",
         ),
     ],
 )

@@ -34,7 +34,7 @@ EXIT_TIMEOUT_S = 3
 PORT_STEP = 10
 PORT_TRIES = 50
 LAUNCH_TIMEOUT_S = 30
-BACKEND = Path(__file__).parent / "backends" / "onnxruntime" / "model.py"
+BACKEND = Path(__file__).parent / "backends" / "onnxruntime"
 SAFE_PATH = re.compile(r"[A-Za-z0-9_/.-]+")
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -175,8 +175,7 @@ def private_folder(settings: Settings) -> Path:
     shutil.copy2(stub, python / stub.name)
     (python / stub.name).chmod(0o700)
     # Copied, not linked: a running server keeps its backend while the project's files change.
-    (folder / "backends" / "onnxruntime").mkdir()
-    shutil.copy2(BACKEND, folder / "backends" / "onnxruntime" / "model.py")
+    shutil.copytree(BACKEND, folder / "backends" / "onnxruntime", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
