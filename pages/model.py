@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from tritune import ui, ui_model
+from tritune import ui, ui_model, ui_words
 from tritune.plan import JobKind
 
 ui.frame("Model", "Build the MNIST network or add an ONNX file; every build becomes the next version.")
@@ -45,13 +45,14 @@ with ui.guard():
         st.markdown("Nothing is published yet. Build the MNIST model above: it takes a few seconds.")
         st.stop()
     ui_model.table(entries)
+    ui_model.strays()
 
     st.subheader("One model in detail")
     model = ui.choose_model()
     if model in {entry.name for entry in entries}:
         ui_model.details(ui.repository().entry(model))
     else:
-        st.markdown(f"{ui.plain(model)} is served elsewhere and is not in this repository.")
+        st.markdown(f"{ui_words.plain(model)} is served elsewhere and is not in this repository.")
     if ui.is_ready():
         st.page_link("pages/tune.py", label="Tune this model", icon=":material/tune:")
     else:

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from tritune import ui, ui_server
+from tritune import ui, ui_server, ui_words
 from tritune.plan import JobKind
 from tritune.servers import ServerKind, ServerState
 
@@ -13,7 +13,7 @@ with ui.guard():
     busy = ui.active(JobKind.SETUP, JobKind.SERVER_START) is not None
     stopped = status.state in (ServerState.STOPPED, ServerState.FAILED)
     if status.state is ServerState.FAILED and status.reason:
-        st.error(ui.plain(status.reason), title="The server is not running", icon=":material/error:")
+        st.error(ui_words.plain(status.reason), title="The server is not running", icon=":material/error:")
     for kind in (JobKind.SETUP, JobKind.SERVER_START):
         if stopped:
             ui.outcome(ui.last(kind))

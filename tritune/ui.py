@@ -1,4 +1,4 @@
-"""What every page shares: the frame, the guard, submitting jobs, cached reads, numbers in words.
+"""What every page shares: the frame, the guard, submitting jobs, cached reads, empty states.
 
 Only this module and its siblings `ui_*.py` import streamlit, besides app.py and pages/.
 Belongs here: drawing and reading. Never: SQL, processes, statistics, requests to Triton other than through the core.
@@ -13,14 +13,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-from tritune import jobs, model_config, servers
-from tritune.analysis import significant
+from tritune import jobs, model_config, servers, ui_words, worker
 from tritune.errors import ServerError, StoreError, TrituneError
 from tritune.model_config import ModelConfig
 from tritune.plan import Configuration, JobKind, JobState
@@ -57,12 +55,15 @@ KINDS: Mapping[JobKind, str] = {
     JobKind.TUNE: "Tune",
     JobKind.LOAD_TEST: "Load test",
 }
-LOGO = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 132 32" height="32" width="132">'
+_BARS = (
     '<g fill="#17826F"><rect x="1" y="14" width="6" height="14" rx="2"/>'
     '<rect x="10" y="4" width="6" height="24" rx="2"/><rect x="19" y="9" width="6" height="19" rx="2"/></g>'
-    '<text x="34" y="24" font-family="Source Sans, Source Sans Pro, sans-serif" font-size="22" font-weight="650" '
-    'fill="#17826F">Tritune</text></svg>'
+)
+# An icon of Streamlit's (":material/…:") as page icon would be fetched from fonts.gstatic.com.
+ICON = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-3 0 32 32" height="64" width="64">{_BARS}</svg>'
+LOGO = (
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 132 32" height="32" width="132">{_BARS}'
+    '<text x="34" y="24" font-family="sans-serif" font-size="22" font-weight="650" fill="#17826F">Tritune</text></svg>'
 )
 
 
@@ -74,8 +75,7 @@ def frame(title: str, purpose: str) -> None:
 
     Ends the page with one sentence where the store cannot be read, since no page could then show anything.
     """
-    icon = next(icon for group in PAGES.values() for _, name, icon in group if name == title)
-    st.set_page_config(page_title=f"{title} · Tritune", page_icon=icon, layout="wide", initial_sidebar_state=220)
+    st.set_page_config(page_title=f"{title} · Tritune", page_icon=ICON, layout="wide", initial_sidebar_state=220)
     st.logo(LOGO, size="large")
     for group, pages in PAGES.items():
         if group:
@@ -104,11 +104,13 @@ def guard() -> Iterator[None]:
     try:
         yield
     except TrituneError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+        st.error(ui_words.plain(str(error)), icon=":material/error:")
     except Exception as error:
         where = _write_log(error)
         st.error(
-            plain(f"Something went wrong that Tritune did not expect ({type(error).__name__}). Details: {where}."),
+            ui_words.plain(
+                f"Something went wrong that Tritune did not expect ({type(error).__name__}). Details: {where}."
+            ),
             icon=":material/bug_report:",
         )
 
@@ -167,6 +169,9 @@ def _status_line() -> None:
 
     def draw() -> None:
         active = store().jobs(active=True)
+        if active:
+            # A worker that was killed leaves its jobs waiting for the next one.
+            worker.ensure(settings())
         if [job.id for job in active] != ids:
             ended = set(ids) - {job.id for job in active}
             if ended:
@@ -180,7 +185,7 @@ def _status_line() -> None:
         status = server_status()
         st.markdown(_server_badge(status), width="content")
         if (name := st.session_state.get("model_choice")) or (name := _first_model()):
-            st.markdown(f":gray-badge[:material/deployed_code: {plain(name)}]", width="content")
+            st.markdown(f":gray-badge[:material/deployed_code: {ui_words.plain(name)}]", width="content")
         if not seen:
             st.markdown(":gray-badge[:material/check: nothing running]", width="content")
     live(draw, running=bool(seen))
@@ -194,16 +199,17 @@ def _server_badge(status: ServerStatus) -> str:
         ServerState.FAILED: ("red", "error", "Triton failed"),
     }[status.state]
     where = f" · {status.kind} · {status.endpoints.http}" if status.kind and status.endpoints else ""
-    return f":{color}-badge[:material/{icon}: {words}{plain(where)}]"
+    return f":{color}-badge[:material/{icon}: {words}{ui_words.plain(where)}]"
 
 
 def _job_progress(job: Job) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
-        words = f"**{KINDS[job.kind]}** · {plain(str(job.progress.get('text') or job.state))}{plain(time_left(job))}"
+        text = ui_words.plain(str(job.progress.get("text") or job.state))
+        words = f"**{KINDS[job.kind]}** · {text}{time_left(job)}"
         if job.cancel_requested:
             words = f"**{KINDS[job.kind]}** · ending…"
         if job.progress.get("fraction") is None:
-            since = f" · {duration(time.time() - job.started_at)}" if job.started_at else ""
+            since = f" · {ui_words.duration(time.time() - job.started_at)}" if job.started_at else ""
             st.markdown(f":material/progress_activity: {words}{since}")
         else:
             st.progress(fraction(job), text=words)
@@ -242,7 +248,7 @@ def outcome(job: Job | None, good: str = "") -> None:
     """How a job ended: its reason where it failed, `good` where it finished."""
     if job is None:
         return
-    when = ago(job.finished_at)
+    when = ui_words.ago(job.finished_at)
     if job.state is JobState.FINISHED:
         if good:
             st.success(f"{good} :gray[({when})]", icon=":material/check_circle:")
@@ -250,7 +256,7 @@ def outcome(job: Job | None, good: str = "") -> None:
         st.caption(f"The last {KINDS[job.kind].lower()} was cancelled {when}.")
     else:
         reason = job.error or "The worker ended before it was done. Start it again."
-        st.error(plain(reason), title=f"{KINDS[job.kind]} {job.state}, {when}", icon=":material/error:")
+        st.error(ui_words.plain(reason), title=f"{KINDS[job.kind]} {job.state}, {when}", icon=":material/error:")
 
 
 def fraction(job: Job) -> float:
@@ -268,7 +274,7 @@ def time_left(job: Job) -> str:
         left = (time.time() - job.started_at) * (1 - done) / done
     else:
         return ""
-    return f" · {duration(max(0.0, left))} left"
+    return f" · {ui_words.duration(max(0.0, left))} left"
 
 
 # --- reads ------------------------------------------------------------------------------------------------
@@ -372,78 +378,11 @@ def finished_trials() -> Sequence[Trial]:
     return [trial for trial in store().trials() if trial.measurement is not None]
 
 
-# --- words ------------------------------------------------------------------------------------------------
+# --- empty states ------------------------------------------------------------------------------------------------
 
 
 def empty(sentence: str, page: str, label: str) -> None:
     """An empty state: a sentence and a link to the page that fills it."""
     with st.container(border=True):
-        st.markdown(plain(sentence))
+        st.markdown(ui_words.plain(sentence))
         st.page_link(page, label=label, icon=":material/arrow_forward:")
-
-
-def plain(text: str) -> str:
-    """Text as Markdown that reads exactly as written; what stands between two backticks reads as code."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:
-        parts = ["\\`".join(parts)]
-    for index in range(0, len(parts), 2):
-        for mark in ("*", "_", "[", "]", "$", "~", "<", "#", ":"):
-            parts[index] = parts[index].replace(mark, f"\\{mark}")
-    return "`".join(parts)
-
-
-def rounded(value: float | None) -> float | None:
-    """Three significant digits, for a column of numbers; None where there is no number."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.3g}")
-
-
-def figure(value: float | None, unit: str = "") -> str:
-    """Three significant digits with the unit: `3,210 inf/s`, `0.0123 ms`; a dash where there is no number."""
-    words = significant(value)
-    return f"{words} {unit}" if unit and words != "–" else words
-
-
-def interval(bounds: Sequence[float] | None, unit: str = "") -> str:
-    """`95 %: 3,150 to 3,270 /s`, or nothing where there is no interval."""
-    if not bounds:
-        return ""
-    return f"95 %: {figure(bounds[0])} to {figure(bounds[1], unit)}"
-
-
-def duration(seconds: float) -> str:
-    """`8 s`, `2 min 05 s`, `1 h 10 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def ago(at: float | None) -> str:
-    """`just now`, `5 min ago`, or the date."""
-    if at is None:
-        return ""
-    past = time.time() - at
-    if past < 60:
-        return "just now"
-    if past < 3600:
-        return f"{int(past // 60)} min ago"
-    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
-
-
-def knobs(configuration: Configuration | None) -> dict[str, str]:
-    """A configuration's knobs as label → words, for tables."""
-    if configuration is None:
-        return {}
-    batching = configuration.dynamic_batching
-    sizes = ", ".join(str(size) for size in configuration.preferred_batch_size) or "none"
-    count = configuration.instance_count
-    return {
-        "Dynamic batching": "on" if batching else "off",
-        "Preferred batch sizes": sizes if batching else "–",
-        "Max queue delay": f"{configuration.max_queue_delay_microseconds:,} µs" if batching else "–",
-        "Max batch size": str(configuration.max_batch_size),
-        "Instances": "Triton's default" if count is None else str(count),
-    }

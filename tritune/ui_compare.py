@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from loadgen import samples as sample_files
-from tritune import analysis, ui, ui_results
+from tritune import analysis, ui, ui_results, ui_words
 from tritune.analysis import Comparison
 from tritune.errors import TrituneError
 from tritune.plan import describe_load
@@ -45,38 +45,35 @@ def defaults(finished: Sequence[Trial]) -> list[str]:
 def choose(finished: Sequence[Trial]) -> tuple[list[Trial], str]:
     """The chosen trials, in the order chosen, and the baseline's id; both live in the URL."""
     known = {trial.trial_id: trial for trial in finished}
-    for key in ("trials", "baseline"):
-        kept = st.session_state.get(key)
-        if isinstance(kept, list) and any(name not in known for name in kept):
-            st.session_state[key] = [name for name in kept if name in known]
+
+    def label(name: str) -> str:
+        return ui_results.trial_label(known[name])
+
+    # By hand, since a bound widget would write the whole label of each trial into the URL.
+    asked = [name for name in st.query_params.get_all("trials") if name in known]
     chosen = st.multiselect(
-        "Load tests",
-        list(known),
-        default=defaults(finished),
-        format_func=lambda name: ui_results.trial_label(known[name]),
-        key="trials",
-        bind="query-params",
+        "Load tests", list(known), default=asked or defaults(finished), format_func=label, key="trials"
     )
+    st.query_params["trials"] = chosen
     if not chosen:
         return [], ""
-    if st.session_state.get("baseline") not in chosen:
-        st.session_state.pop("baseline", None)
+    wanted = st.query_params.get("baseline")
     baseline = st.selectbox(
         "Baseline",
         chosen,
-        format_func=lambda name: ui_results.trial_label(known[name]),
-        key="baseline",
-        bind="query-params",
+        index=chosen.index(wanted) if wanted in chosen else 0,
+        format_func=label,
         help="The others are given as ratios to this one.",
     )
-    return [known[name] for name in chosen], str(baseline)
+    st.query_params["baseline"] = baseline
+    return [known[name] for name in chosen], baseline
 
 
 def doubts(comparison: Comparison) -> None:
     """What else differs between the trials, and each trial's own warnings."""
-    differences = [ui.plain(warning.message) for warning in comparison.warnings]
+    differences = [ui_words.plain(warning.message) for warning in comparison.warnings]
     own = [
-        f"**{trial.trial_id}**: {ui.plain(warning['message'])}"
+        f"**{trial.trial_id}**: {ui_words.plain(warning['message'])}"
         for trial in (comparison.baseline, *(row.trial for row in comparison.rows))
         for warning in (trial.measurement or {}).get("warnings", ())
     ]
@@ -106,7 +103,7 @@ def table(comparison: Comparison) -> None:
                 "P99, ms": _number(p99),
                 "P99 ratio": row.p99_ratio.describe() if row else "1",
                 "P50, ms": _number(analysis.estimate(trial, "p50")),
-                "Average batch": ui.figure(server.get("average_batch")),
+                "Average batch": ui_words.figure(server.get("average_batch")),
             }
         )
     columns = {"Load test": st.column_config.TextColumn(pinned=True)}
@@ -117,9 +114,9 @@ def table(comparison: Comparison) -> None:
 
 
 def _number(number: analysis.Number) -> str:
-    words = f"{'≥ ' if number.at_least else ''}{ui.figure(number.value)}"
+    words = f"{'≥ ' if number.at_least else ''}{ui_words.figure(number.value)}"
     if number.low is not None and number.high is not None:
-        words += f" ({ui.figure(number.low)} to {ui.figure(number.high)})"
+        words += f" ({ui_words.figure(number.low)} to {ui_words.figure(number.high)})"
     return words
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from tritune import ui, ui_results
+from tritune import ui, ui_results, ui_words
 from tritune.store import Trial
 from tritune.ui_load import parse_labels
 
@@ -40,7 +40,7 @@ def one(trial: Trial) -> None:
         ui_results.result(trial)
     else:
         reason = trial.error or f"It is {trial.state} and has no numbers."
-        st.error(ui.plain(reason), title=f"No result: {trial.state}", icon=":material/error:")
+        st.error(ui_words.plain(reason), title=f"No result: {trial.state}", icon=":material/error:")
     with st.form(f"annotate_{trial.trial_id}"):
         labels = ", ".join(f"{key}={value}" for key, value in trial.labels.items())
         left, right = st.columns(2)

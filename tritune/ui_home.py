@@ -11,8 +11,8 @@ from typing import Any
 
 import streamlit as st
 
-from tritune import ui
-from tritune.plan import Configuration, JobKind
+from tritune import ui, ui_words
+from tritune.plan import Configuration, JobKind, JobState
 from tritune.servers import ServerKind, embedded
 from tritune.store import Trial
 
@@ -41,7 +41,10 @@ def steps() -> list[Step]:
 
 
 def following(all_steps: Sequence[Step]) -> Step:
-    """The step to do next: the first that is not done, or the last."""
+    """The step to do next: the set-up where it is missing, else the first that is not done, or the last."""
+    for step in all_steps:
+        if step.kind is JobKind.SETUP and not step.done:
+            return step
     return next((step for step in all_steps if not step.done), all_steps[-1])
 
 
@@ -112,7 +115,9 @@ def _measure(served: Configuration | None, trials: Sequence[Trial], *, tuned: bo
 
 
 def _is_tuned(model: str | None) -> bool:
-    return model is not None and ui.last(JobKind.TUNE, model) is not None
+    if model is None or (job := ui.last(JobKind.TUNE, model)) is None:
+        return False
+    return job.state is JobState.FINISHED
 
 
 def draw(number: int, step: Step, following: Step, *, busy: bool) -> None:
@@ -125,7 +130,7 @@ def draw(number: int, step: Step, following: Step, *, busy: bool) -> None:
             badge = ":blue-badge[:material/arrow_forward: next]"
         with left.container(gap="xsmall"):
             st.markdown(f"**:material/{step.icon}: {number}. {step.name}** {badge}")
-            st.markdown(ui.plain(step.detail))
+            st.markdown(ui_words.plain(step.detail))
         if is_next:
             if right.button(step.button, type="primary", width="stretch", disabled=busy):
                 if step.kind is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import streamlit as st
 
-from tritune import onnx_model, ui
+from tritune import onnx_model, ui, ui_words
 from tritune.errors import OnnxError, StoreError
 from tritune.model_rules import Finding
 from tritune.onnx_model import OnnxModel
@@ -23,7 +23,7 @@ from tritune.triton import Triton
 
 def suggested_name(file_name: str) -> str:
     """A model name that Triton accepts, from a file's name."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(file_name).stem).strip(".-")[:64] or "model"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(file_name).stem).strip("._-")[:64] or "model"
 
 
 def keep_upload(upload: Any) -> Path:
@@ -48,7 +48,7 @@ def outcome() -> None:
         ui.outcome(job)
         return
     made = job.result
-    words = f"Published **{ui.plain(str(made['model']))}** version {made['version']}"
+    words = f"Published **{ui_words.plain(str(made['model']))}** version {made['version']}"
     if "accuracy" in made:
         words += f": {made['accuracy']:.2%} of the MNIST test images named rightly"
     words += ", and loaded into the running server." if made.get("loaded") else "."
@@ -88,6 +88,12 @@ def table(entries: Sequence[ModelEntry]) -> None:
             }
         )
     st.dataframe(rows, hide_index=True, alt="Models of the repository")
+
+
+def strays() -> None:
+    """What lies in the repository and is no model, where there is any."""
+    if found := ui.repository().strays():
+        findings(found)
 
 
 def served_states() -> dict[str, str]:
@@ -133,11 +139,11 @@ def details(entry: ModelEntry) -> None:
         }
         if accuracy := model.metadata.get("accuracy"):
             facts["Accuracy"] = f"{float(accuracy):.2%} of the test images"
-        plain = {ui.plain(key): ui.plain(value) for key, value in facts.items()}
+        plain = {ui_words.plain(key): ui_words.plain(value) for key, value in facts.items()}
         st.table(plain, border="horizontal", width="content", alt=f"Facts about {entry.name}")
     if model.metadata:
         with st.expander("What the file says about itself"):
-            said = {ui.plain(key): ui.plain(value[:500]) for key, value in model.metadata.items()}
+            said = {ui_words.plain(key): ui_words.plain(value[:500]) for key, value in model.metadata.items()}
             st.table(said, border="horizontal", alt=f"Metadata of {entry.name}")
     if text := ui.repository().config_text(entry.name):
         with st.expander("config.pbtxt"):
@@ -148,7 +154,7 @@ def findings(found: Sequence[Finding]) -> None:
     """What Triton would refuse or do otherwise, in plain words."""
     draw = {"error": st.error, "warning": st.warning, "info": st.info}
     for finding in found:
-        draw[finding.severity](ui.plain(f"{finding.cause} {finding.fix}"), title=ui.plain(finding.seen))
+        draw[finding.severity](ui_words.plain(f"{finding.cause} {finding.fix}"), title=ui_words.plain(finding.seen))
     if not found:
         st.markdown(":green-badge[:material/check: The check found nothing that Triton would refuse]")
 

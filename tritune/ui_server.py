@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from tritune import servers, ui, ui_model
+from tritune import servers, ui, ui_model, ui_words
 from tritune.errors import InputError
 from tritune.plan import JobKind
 from tritune.servers import ServerKind, ServerStatus, embedded
@@ -20,7 +20,7 @@ def start_form(*, busy: bool) -> None:
     """Set up or start the embedded Triton."""
     st.subheader("On this machine")
     if reason := embedded.unsupported_reason():
-        st.warning(ui.plain(reason), icon=":material/block:")
+        st.warning(ui_words.plain(reason), icon=":material/block:")
         return
     if not embedded.is_set_up(ui.settings()):
         st.markdown(
@@ -57,7 +57,9 @@ def attach_form(*, busy: bool) -> None:
             headers = st.text_area("Headers", placeholder="Authorization: Bearer …", help="One a line, name: value.")
             ca = st.text_input("CA certificate file", help="For https with a private certificate authority.")
             verify = st.checkbox("Check the server's certificate", value=True)
-        if st.form_submit_button("Attach", disabled=busy):
+        pressed = st.form_submit_button("Attach", disabled=busy)
+    if pressed:
+        with ui.guard():
             with st.spinner("Looking for the server…"):
                 tls = {"ca": ca.strip() or None, "verify": verify} if ca.strip() or not verify else None
                 servers.attach(
@@ -98,8 +100,8 @@ def endpoints(status: ServerStatus) -> None:
         "Statistics": _ability(status.statistics),
     }
     if status.pid is not None:
-        rows["Process"] = f"{status.pid}, started {ui.ago(status.started_at)}"
-    cells = {name: ui.plain(text) for name, text in rows.items()}
+        rows["Process"] = f"{status.pid}, started {ui_words.ago(status.started_at)}"
+    cells = {name: ui_words.plain(text) for name, text in rows.items()}
     left, right = st.columns(2)
     with left:
         st.table(cells, border="horizontal", alt="Endpoints of the server")
@@ -138,7 +140,7 @@ def models(*, control: bool) -> None:
         ready = state == "ready"
         with st.container(horizontal=True, vertical_alignment="center", border=True):
             color = "green" if ready else "gray" if state in ("not loaded", "unavailable") else "orange"
-            st.markdown(f"**{ui.plain(name)}** :{color}-badge[{ui.plain(state)}]", width="stretch")
+            st.markdown(f"**{ui_words.plain(name)}** :{color}-badge[{ui_words.plain(state)}]", width="stretch")
             if control and st.button("Load again" if ready else "Load", key=f"load_{name}", disabled=busy):
                 ui.submit(JobKind.LOAD_MODEL, {"model": name})
             if control and st.button("Unload", key=f"unload_{name}", disabled=busy or not ready):
@@ -158,7 +160,7 @@ def log(*, follow: bool) -> None:
         if text.strip():
             with st.container(height=320, autoscroll=True):
                 st.code(text, language=None)
-            st.caption(f"The last {LOG_LINES} lines, from {ui.plain(str(ui.settings().server_log))}.")
+            st.caption(f"The last {LOG_LINES} lines, from {ui_words.plain(str(ui.settings().server_log))}.")
         else:
             st.markdown("The log is empty: no server has been started here yet.")
 

@@ -212,6 +212,8 @@ def with_model(installation: Installation, _published: Path) -> Installation:
 @pytest.fixture
 def serve(with_model: Installation, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let the pages see a server that serves MNIST in a given configuration, without one running."""
+    import streamlit as st
+
     from tritune import model_config, servers
     from tritune.servers import ServerKind, ServerState, ServerStatus
 
@@ -224,6 +226,7 @@ def serve(with_model: Installation, monkeypatch: pytest.MonkeyPatch) -> Callable
         monkeypatch.setattr(servers, "logs", lambda settings, lines=200: "I1130 server ready")
         change = TuneChange(
             preferred_batch_size=configuration.preferred_batch_size or None,
+            max_queue_delay_microseconds=configuration.max_queue_delay_microseconds or None,
             max_batch_size=configuration.max_batch_size,
             instance_count=configuration.instance_count,
             dynamic_batching=configuration.dynamic_batching,
@@ -232,6 +235,7 @@ def serve(with_model: Installation, monkeypatch: pytest.MonkeyPatch) -> Callable
 
         now = model_config.change(ModelRepository(with_model.settings.model_repo).config("mnist"), change)
         FakeTriton.now = now
+        st.cache_data.clear()
 
     return served
 
