@@ -79,7 +79,10 @@ def start(
     with _one_at_a_time(settings):
         now = status(settings)
         if now.state in (ServerState.READY, ServerState.STARTING) and now.endpoints:
-            say(f"A Triton ({now.kind}) is running already at {now.endpoints.http}.")
+            if now.kind is ServerKind.EMBEDDED:
+                say(f"A Triton is running already at {now.endpoints.http}.")
+            else:
+                say(f"The server at {now.endpoints.http} is attached; `tritune server stop` lets it go.")
             return now
         return embedded.start(settings, port_base=port_base, progress=say)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tritune import model_syntax
 from tritune.errors import InputError, ServerError, TrituneError
 from tritune.plan import MODEL_NAME_PATTERN
 from tritune.servers import launch, record
@@ -303,13 +304,21 @@ def check_loadable(repository: Path, name: str) -> None:
     if not path.is_file():
         return
     from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
 
-    config = model_config_pb2.ModelConfig()
+    config = model_syntax.protobuf().ModelConfig()
     try:
-        text_format.Parse(path.read_text(), config)
-    except (OSError, ValueError, text_format.ParseError):
-        return  # Triton reads it likewise, refuses it and starts nothing.
+        data = path.read_bytes()
+        text_format.Parse(data.decode(), config)
+    except OSError:
+        return
+    except (ValueError, text_format.ParseError) as error:
+        # Triton reads it likewise, says why it cannot and starts nothing; where the two might differ, rather not.
+        if re.search(rb"[$`;&|<>\\]", data):
+            raise InputError(
+                f"{path} cannot be read and holds characters that a shell would run. `tritune model check {name}` "
+                "says where it is wrong."
+            ) from error
+        return
     names = [("default_model_filename", config.default_model_filename), ("runtime", config.runtime)]
     names += [("instance_group.name", group.name) for group in config.instance_group]
     for field, value in names:
