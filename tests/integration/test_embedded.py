@@ -419,6 +419,26 @@ def test_a_port_that_is_lost_between_the_look_and_the_bind_is_made_up_for(
     assert status.endpoints.metrics == f"127.0.0.1:{base + 12}"
 
 
+def test_a_start_that_was_ended_half_way_is_no_dead_end(
+    new_installation: Callable[[], Settings], port_base: Callable[[], int]
+) -> None:
+    settings = new_installation()
+    first = servers.start(settings, port_base=port_base())
+    known = record.read(settings)
+    assert known is not None
+    half_way = replace(known, state=ServerState.STARTING)
+    record.write(settings, half_way)
+    assert servers.status(settings).state is ServerState.STARTING
+    record.write(settings, replace(half_way, started_at=known.started_at - 3600))
+    assert servers.status(settings).state is ServerState.READY
+    record.write(settings, half_way)
+    second = servers.start(settings, port_base=port_base())
+    assert second.state is ServerState.READY
+    assert second.pid != first.pid
+    assert first.pid is not None
+    assert record.process_start(first.pid) is None
+
+
 def test_stop_leaves_no_process_no_port_and_no_folder(
     new_installation: Callable[[], Settings], port_base: Callable[[], int], publish: Publish
 ) -> None:

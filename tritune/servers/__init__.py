@@ -78,7 +78,8 @@ def start(
         raise ServerError("A remote server is attached to, not started. Use `tritune server attach URL`.")
     with _one_at_a_time(settings):
         now = status(settings)
-        if now.state in (ServerState.READY, ServerState.STARTING) and now.endpoints:
+        # One that is starting while this holds the lock was left by a start that was ended: it is started anew.
+        if now.state is ServerState.READY and now.endpoints:
             if now.kind is ServerKind.EMBEDDED:
                 say(f"A Triton is running already at {now.endpoints.http}.")
             else:

@@ -180,10 +180,12 @@ def status(settings: Settings, known: ServerRecord) -> ServerStatus:
     """How the server in server.json is now."""
     if known.is_running:
         with Triton(known.endpoints, timeout_s=3) as triton:
+            is_starting = known.state is ServerState.STARTING and time.time() - known.started_at < START_TIMEOUT_S
+            if is_starting:
+                return known.status(ServerState.STARTING)
             if triton.is_live():
-                return known.status(ServerState.READY if known.state is ServerState.READY else ServerState.STARTING)
-        if known.state is ServerState.STARTING and time.time() - known.started_at < START_TIMEOUT_S:
-            return known.status(ServerState.STARTING)
+                # Also where the record says starting for too long: whoever started it was ended meanwhile.
+                return known.status(ServerState.READY)
         silent = f"Triton (pid {known.pid}) runs but does not answer. Stop it and start it again."
         return known.status(ServerState.FAILED, silent)
     if known.state is ServerState.FAILED and known.reason:
