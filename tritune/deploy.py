@@ -14,7 +14,7 @@ from typing import Any
 
 from loadgen import payload
 from tritune import model_config, onnx_model
-from tritune.errors import ConfigError, InputError, ServerDownError, ServerError, TritonRefusedError
+from tritune.errors import ConfigError, InputError, ServerDownError, ServerError, TritonRefusedError, TrituneError
 from tritune.model_config import ModelConfig
 from tritune.plan import Configuration, LoadPlan, Signature, TuneChange
 from tritune.repository import ModelRepository
@@ -151,7 +151,7 @@ def apply(
             if not triton.model_ready(model):
                 raise TritonRefusedError(f"Triton answered the load of {model} and does not serve it.")
             reload_ms = (time.monotonic_ns() - began) / 1e6
-        except ServerError as error:
+        except (ServerError, InputError) as error:  # InputError: what Triton must never be shown
             raise _rolled_back(triton, repository, wanted, error) from error
         if probe is not None:
             probe.wait_for_reply()
@@ -173,9 +173,7 @@ def apply(
     )
 
 
-def _rolled_back(
-    triton: Triton, repository: ModelRepository, wanted: Preview, error: ServerError
-) -> TritonRefusedError | ServerDownError:
+def _rolled_back(triton: Triton, repository: ModelRepository, wanted: Preview, error: TrituneError) -> TrituneError:
     """Serve the last good configuration again, and say how that went together with Triton's reason."""
     if not wanted.changes_nothing:
         if wanted.before is None:
@@ -190,6 +188,8 @@ def _rolled_back(
         after = "The last good configuration is served again."
     except ServerError as second:
         after = f"The last good configuration could not be served either: {second}"
+    if isinstance(error, InputError):
+        return InputError(f"{reason} {after}")
     return TritonRefusedError(
         f"Triton refused the new configuration of {wanted.model}: {reason} {after}", reason=reason
     )

@@ -41,6 +41,7 @@ class FakeTriton(Triton):
 
     repository: ModelRepository
     refuse: str | None = None
+    unsafe: str | None = None
     gone: bool = False
     serves: str | None = None
     load_s: float = 0.0
@@ -54,7 +55,7 @@ class FakeTriton(Triton):
             return triton
 
         cls.repository = repository
-        cls.refuse, cls.gone, cls.load_s, cls.ignores = None, False, 0.0, False
+        cls.refuse, cls.unsafe, cls.gone, cls.load_s, cls.ignores = None, None, False, 0.0, False
         cls.serves = repository.config_text("relu")
         for name, value in state.items():
             setattr(cls, name, value)
@@ -69,6 +70,8 @@ class FakeTriton(Triton):
         if cls.gone:
             raise ServerDownError("Nothing answers at 127.0.0.1:1.")
         text = cls.repository.config_text(name)
+        if cls.unsafe and text is not None and cls.unsafe in text:
+            raise InputError("That configuration holds shell characters.")
         if cls.refuse and text is not None and cls.refuse in text:
             raise TritonRefusedError("load failed", status=400, reason="the model does not like it.")
         if not cls.ignores:
@@ -125,6 +128,14 @@ def test_a_refusal_gives_the_reason_and_the_last_good_configuration_again(reposi
         deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
     assert repository.config_text("relu") == before
     assert FakeTriton.serves == before
+
+
+def test_what_triton_must_never_be_shown_is_rolled_back_too(repository: ModelRepository) -> None:
+    before = repository.config_text("relu")
+    triton = FakeTriton.on(repository, unsafe="700")
+    with pytest.raises(InputError, match=r"shell characters\. The last good configuration is served again"):
+        deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
+    assert repository.config_text("relu") == before
 
 
 def test_a_server_that_is_gone_leaves_the_previous_file(repository: ModelRepository) -> None:
