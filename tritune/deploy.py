@@ -136,6 +136,11 @@ def apply(
 ) -> Applied:
     """Write, reload, verify; roll back on a refusal. Raises as `tune` does."""
     model = wanted.model
+    if not triton.has_model_control:
+        raise InputError(
+            f"The server at {triton.endpoints.http} does not let models be loaded, so no configuration can be changed "
+            "there. Start it with --model-control-mode=explicit, or use `tritune server start`."
+        )
     was_served = triton.model_ready(model)
     probe = _Probe(triton, model) if was_served else None
     if probe is not None:

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -32,7 +31,6 @@ from tritune.errors import (
     LoadTestError,
     ServerDownError,
     ServerError,
-    TritonRefusedError,
     TrituneError,
     UnknownModelError,
 )
@@ -108,7 +106,7 @@ def run(context: Context, plan: LoadPlan, *, labels: Mapping[str, str], note: st
     signature = triton.signature(plan.model)
     check_batch(plan, signature)
     check_disk(settings, plan)
-    served_config = _served_config(triton, plan.model)
+    served_config = triton.config(plan.model) if triton.has_model_config else None
     served = model_config.from_served(served_config).configuration if served_config else None
     asked = _asked(repository, plan.model)
     trial_id = store.start_trial(context.job.id, plan, configuration=served, labels=labels, note=note)
@@ -231,8 +229,8 @@ def _pause_s(window: tuple[int, int] | None, first: _Edge | None, last: _Edge | 
 def _edge(triton: Triton, model: str, running: generator.Child) -> _Edge:
     cpu_ns = running.cpu_ns()
     try:
-        statistics = triton.statistics(model)
-    except ServerError:  # a server without the statistics extension, or one that has just ended
+        statistics = triton.statistics(model) if triton.has_statistics else None
+    except ServerError:  # it has just ended
         statistics = None
     return _Edge(statistics, cpu_ns, running.processes())
 
@@ -259,7 +257,7 @@ class _ServerWatch:
     """Ends a trial early where the server is gone, instead of recording connection errors to the end."""
 
     def __init__(self, triton: Triton) -> None:
-        self._address = triton.endpoints.http
+        self._triton = triton
         self._looked_at = time.monotonic()
         self._gone_since: float | None = None
 
@@ -269,33 +267,15 @@ class _ServerWatch:
         if now - self._looked_at < 0.5:
             return
         self._looked_at = now
-        if _listens(self._address):
+        if self._triton.listens():
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = now
         elif now - self._gone_since >= SERVER_GONE_AFTER_S:
             raise ServerDownError(
-                f"The server at {self._address} ended during the load test, so the trial failed. "
+                f"The server at {self._triton.endpoints.http} ended during the load test, so the trial failed. "
                 "Start it again with `tritune server start`; `tritune server logs` shows its last words."
             )
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
-            return True
-    except TimeoutError:  # busy is not gone
-        return True
-    except OSError:
-        return False
-
-
-def _served_config(triton: Triton, model: str) -> dict[str, Any] | None:
-    try:
-        return triton.config(model)
-    except TritonRefusedError:  # a KServe server that is not a Triton has no such thing
-        return None
 
 
 def check_batch(plan: LoadPlan, signature: Signature) -> None:
@@ -409,4 +389,3 @@ def git_commit(root: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "")
-

@@ -43,6 +43,7 @@ class FakeTriton(Triton):
     refuse: str | None = None
     unsafe: str | None = None
     gone: bool = False
+    controls: bool = True
     serves: str | None = None
     load_s: float = 0.0
     ignores: bool = False
@@ -56,10 +57,14 @@ class FakeTriton(Triton):
 
         cls.repository = repository
         cls.refuse, cls.unsafe, cls.gone, cls.load_s, cls.ignores = None, None, False, 0.0, False
-        cls.serves = repository.config_text("relu")
+        cls.serves, cls.controls = repository.config_text("relu"), True
         for name, value in state.items():
             setattr(cls, name, value)
         return make(Endpoints("127.0.0.1:1"))
+
+    @property
+    def has_model_control(self) -> bool:
+        return type(self).controls
 
     def model_ready(self, name: str) -> bool:
         return type(self).serves is not None
@@ -153,6 +158,14 @@ def test_a_model_without_a_config_gets_none_back_after_a_refusal(tmp_path: Path)
     with pytest.raises(TritonRefusedError):
         deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
     assert repository.config_text("relu") is None
+
+
+def test_a_server_without_model_control_is_named_and_nothing_is_written(repository: ModelRepository) -> None:
+    before = repository.config_text("relu")
+    triton = FakeTriton.on(repository, controls=False)
+    with pytest.raises(InputError, match="--model-control-mode=explicit"):
+        deploy.tune(triton, repository, "relu", TuneChange(max_batch_size=8))
+    assert repository.config_text("relu") == before
 
 
 def test_undo_serves_the_earlier_text(repository: ModelRepository) -> None:
