@@ -163,7 +163,7 @@ def test_a_model_without_a_config_gets_none_back_after_a_refusal(tmp_path: Path)
 def test_a_server_without_model_control_is_named_and_nothing_is_written(repository: ModelRepository) -> None:
     before = repository.config_text("relu")
     triton = FakeTriton.on(repository, controls=False)
-    with pytest.raises(InputError, match="--model-control-mode=explicit"):
+    with pytest.raises(InputError, match="model-control-mode=explicit"):
         deploy.tune(triton, repository, "relu", TuneChange(max_batch_size=8))
     assert repository.config_text("relu") == before
 
