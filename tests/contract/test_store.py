@@ -222,9 +222,13 @@ def test_a_full_disk_gets_one_sentence_and_keeps_what_was_finished(tmp_path: Pat
     try:
         store = Store(f"sqlite:///{disk / 'tritune.db'}")
         first = store.insert_job(JobKind.TUNE, {})
-        with pytest.raises(StoreError, match="is full. Free some space"):
+
+        def fill() -> None:
             for _ in range(1000):
                 store.insert_job(JobKind.TUNE, {"x": "y" * 4000})
+
+        with pytest.raises(StoreError, match=r"is full\. Free some space"):
+            fill()
         assert store.job(first).id == first
         store.close()
     finally:
