@@ -37,7 +37,7 @@ with ui.guard():
         placeholder="–",
         on_select="rerun",
         selection_mode="multi-row",
-        key="history_rows",
+        key=ui_history.rows_key(shown),
         alt="All load tests, newest first",
     )
     chosen = [shown[row] for row in event.selection.rows if row < len(shown)]

@@ -319,6 +319,7 @@ def forget() -> None:
     """Read everything anew: something has changed."""
     _status.clear()
     _served.clear()
+    _elsewhere.clear()
 
 
 def is_ready() -> bool:
@@ -335,8 +336,17 @@ def model_names() -> list[str]:
     """Models of the repository, and those that a server elsewhere serves."""
     names = [entry.name for entry in repository().models()]
     if server_status().kind is ServerKind.REMOTE and is_ready():
-        names += [str(model["name"]) for model in triton().index() if model["name"] not in names]
+        names += [name for name in _elsewhere(str(settings().results)) if name not in names]
     return names
+
+
+@st.cache_data(ttl=2.0, max_entries=8, show_spinner=False)
+def _elsewhere(results: str) -> list[str]:
+    """What a server elsewhere lists; nothing where it does not say."""
+    try:
+        return [str(model["name"]) for model in triton().index()]
+    except ServerError:
+        return []
 
 
 def choose_model() -> str:

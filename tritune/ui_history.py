@@ -27,6 +27,11 @@ def matching(trials: Sequence[Trial], text: str, model: str | None, state: str |
     ]
 
 
+def rows_key(shown: Sequence[Trial]) -> str:
+    """The table's key, which changes with its rows: a tick belongs to a place, and must not pass to another trial."""
+    return "history_" + "_".join(trial.trial_id for trial in shown)
+
+
 def _searched(trial: Trial) -> str:
     labels = " ".join(f"{key}={value}" for key, value in trial.labels.items())
     parts = [ui_results.trial_label(trial), trial.model, str(trial.state), labels, trial.note, trial.error or ""]

@@ -39,6 +39,8 @@ def result(trial: Trial) -> None:
     """The headline numbers of a finished trial, each warning beside them."""
     found: Mapping[str, Any] = trial.measurement or {}
     loop = "open loop" if found.get("loop") == "open" else "closed loop: the clients wait for each answer"
+    if found.get("latency_from") == "sent":
+        loop += "; latency from sending, since perf_analyzer does not tell when a request was due"
     st.markdown(
         f"**{trial.trial_id}** · {ui_words.plain(configuration_label(trial))} · {describe_load(trial.load)} ({loop})"
     )
@@ -128,7 +130,7 @@ COLUMNS = {
     "State": st.column_config.TextColumn(width=75),
     "When": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width=110),
     "Configuration": st.column_config.TextColumn(width=310),
-    "Load": st.column_config.TextColumn(width=165),
+    "Load": st.column_config.TextColumn(width=180),
     "Reason": st.column_config.TextColumn("Why it failed", width="medium"),
     "Throughput": st.column_config.NumberColumn("Throughput, inf/s", format="localized"),
     "P50": st.column_config.NumberColumn("P50, ms", format="localized"),

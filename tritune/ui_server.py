@@ -56,19 +56,22 @@ def attach_form(*, busy: bool) -> None:
             metrics = st.text_input("Metrics address", placeholder="http://gpu-box:8002/metrics")
             headers = st.text_area("Headers", placeholder="Authorization: Bearer …", help="One a line, name: value.")
             ca = st.text_input("CA certificate file", help="For https with a private certificate authority.")
+            cert = st.text_input("Client certificate file", help="Where the server asks for one.")
+            key = st.text_input("Client key file")
             verify = st.checkbox("Check the server's certificate", value=True)
         pressed = st.form_submit_button("Attach", disabled=busy)
     if pressed:
         with ui.guard():
             with st.spinner("Looking for the server…"):
-                tls = {"ca": ca.strip() or None, "verify": verify} if ca.strip() or not verify else None
+                files = {"ca": ca.strip(), "cert": cert.strip(), "key": key.strip()}
+                tls = {name: path for name, path in files.items() if path} | ({} if verify else {"verify": False})
                 servers.attach(
                     ui.settings(),
                     url.strip(),
                     grpc=grpc.strip() or None,
                     metrics=metrics.strip() or None,
                     headers=parse_headers(headers),
-                    tls=tls,
+                    tls=tls or None,
                 )
             ui.forget()
             st.rerun()

@@ -9,13 +9,22 @@ import hashlib
 
 import streamlit as st
 
-from tritune import deploy, model_config, ui, ui_words, worker
+from tritune import deploy, model_config, ui, ui_model, ui_words, worker
 from tritune.errors import InputError
 from tritune.plan import Configuration, JobKind, JobState, TuneChange
+from tritune.servers import ServerKind
 
 
 def need_local(model: str) -> None:
     """End the page for a model that this installation does not hold."""
+    if ui.server_status().kind is ServerKind.REMOTE:
+        ui.empty(
+            "The server that this installation is attached to reads its own model repository, "
+            "so a configuration written here would not reach it.",
+            "pages/server.py",
+            "Start a Triton here instead",
+        )
+        st.stop()
     if model not in {entry.name for entry in ui.repository().models()}:
         ui.empty(
             f"{model} is served from somewhere else, so its config.pbtxt cannot be written here.",
@@ -93,6 +102,9 @@ def preview(
         return None
     st.markdown("**What would change in config.pbtxt**")
     st.code(would.diff or "The text stays as it is.", language="diff")
+    doubts = [finding for finding in model_config.findings(would.after, None, model) if finding.severity == "warning"]
+    if doubts:
+        ui_model.findings(doubts)
     return asked
 
 

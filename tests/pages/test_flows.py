@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from tritune import ui_history
 from tritune.plan import Configuration, JobKind, JobState
 from tritune.settings import ROOT
 
@@ -189,6 +190,31 @@ def test_a_refused_tune_shows_the_reason_and_what_is_served_again(serve: Callabl
     assert "The last good one is served again" in errors(open_page("pages/tune.py"))
 
 
+def test_a_preferred_size_that_caps_batches_is_pointed_out(serve: Callable[..., None], with_model: Any) -> None:
+    serve()
+    app = open_page("pages/tune.py")
+    app.text_input[0].set_value("4, 8").run()
+    assert "capped at 8" in app.warning[0].value
+    app.number_input[0].set_value(100).run()
+    assert not app.warning
+
+
+def test_a_server_elsewhere_reads_its_own_repository(
+    serve: Callable[..., None], with_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tritune import servers
+    from tritune.plan import Endpoints
+    from tritune.servers import ServerKind, ServerState, ServerStatus
+
+    serve()
+    remote = ServerStatus(ServerState.READY, ServerKind.REMOTE, Endpoints("gpu:8000"), "2.51.0")
+    monkeypatch.setattr(servers, "status", lambda settings: remote)
+    app = open_page("pages/tune.py")
+    assert not app.exception
+    assert "own model repository" in "".join(text.value for text in app.markdown)
+    assert not [button for button in app.button if button.label == "Apply and reload"]
+
+
 def test_undo_is_offered_after_a_tune_and_asks_for_it(serve: Callable[..., None], with_model: Any) -> None:
     serve()
     assert button(open_page("pages/tune.py"), "Undo the last tune").disabled
@@ -336,7 +362,9 @@ def history(installation: Any, rows: list[int], **query: Any) -> AppTest:
     app.switch_page("pages/history.py")
     for key, value in query.items():
         app.query_params[key] = value
-    app.session_state["history_rows"] = {"selection": {"rows": rows, "columns": [], "cells": []}}
+    if rows:
+        key = ui_history.rows_key(installation.store.trials())
+        app.session_state[key] = {"selection": {"rows": rows, "columns": [], "cells": []}}
     return app.run()
 
 
@@ -365,6 +393,15 @@ def test_note_and_labels_can_be_changed(with_model: Any) -> None:
     button(app, "Save note and labels").click().run()
     trial = with_model.store.trial("t1")
     assert (dict(trial.labels), trial.note) == ({"machine": "server", "run": "2"}, "better")
+
+
+def test_a_tick_does_not_pass_to_another_trial_when_the_list_changes(with_model: Any) -> None:
+    with_model.several()
+    app = history(with_model, [0])
+    assert "Load test t5" in [heading.value for heading in app.subheader]
+    with_model.store.delete_trial("t5")
+    app.run()
+    assert not [heading for heading in app.subheader if "Load test" in heading.value]
 
 
 # --- try it ---
