@@ -93,7 +93,7 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
-        self._is_cancelled = False
+        self._is_cancelled = self._is_ended = False
         self.folder = folder
 
     @property
@@ -103,16 +103,23 @@ class Child:
 
     def poll(self) -> int | None:
         """The exit code, None while it runs."""
-        return self._process.poll()
+        code = self._process.poll()
+        if code is not None and not self._is_ended:
+            self._is_ended = True
+            self._end_group()
+        return code
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; the exit code. Raises LoadTestError where it still runs after `timeout` seconds."""
         try:
-            return self._process.wait(timeout)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise LoadTestError(
                 f"The load generator still runs after {timeout:g} s. Wait longer, or cancel the load test."
             ) from None
+        code = self.poll()
+        assert code is not None
+        return code
 
     def live(self) -> Live | None:
         """What the last second brought, None before the generator has told anything."""
@@ -157,7 +164,8 @@ class Child:
                 os.kill(self.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CANCEL_S)
-        self._end_group()
+        if self.poll() is None:
+            self._end_group()
 
     def _end_group(self) -> None:
         """No process of the group may outlive its first one."""

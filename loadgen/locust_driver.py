@@ -27,6 +27,7 @@ def command(load: LoadPlan, folder: Path) -> list[str]:
         port = str(_free_port())
         arguments += ["--processes", str(load.workers)]
         arguments += ["--master-bind-host", LOOPBACK, "--master-bind-port", port]
+        arguments += ["--expect-workers-max-wait", "60"]
         arguments += ["--master-host", LOOPBACK, "--master-port", port]
     arguments.append("TritonGrpcUser" if load.protocol is Protocol.GRPC else "TritonHttpUser")
     return arguments

@@ -4,9 +4,9 @@ Belongs here: finding it, its command line, its output. Never: Locust, percentil
 
     python -m loadgen.perf_analyzer FOLDER        (child.py starts this; the folder holds plan.json)
 
-perf_analyzer knows neither a warm-up nor a fixed end. Its windows are made long, the load is stopped by SIGINT at our
-window's end, and its requests are cut by their timestamps. It records when a request was sent, not when it was meant
-to be, so intended = sent and its latencies are service times.
+perf_analyzer knows neither a warm-up nor a fixed end. It is never satisfied with its own windows, the load is stopped
+by SIGINT at our window's end, and its requests are cut by their timestamps. It records when a request was sent, not
+when it was meant to be, so intended = sent and its latencies are service times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LEAD_NS = 100_000_000
 LIVE_S = 1.0
 START_S = 60.0
 EXPORT_S = 600.0
-CANCEL_S = 3.0
+CANCEL_S = 4.0
 KEPT_UP = 0.9  # of the rate that was asked for; Poisson arrivals vary too
 CLOCK_STEP_NS = 1_000_000
 _LOAD_BEGINS = re.compile(r"Request (concurrency|Rate):")
@@ -125,11 +125,12 @@ def _why_not(tool: Tool) -> str | None:
 
 
 def command(tool: Tool, plan: GeneratorPlan, inputs: Path, export: Path) -> list[str]:
-    """The argument list: one level of load, three windows that are longer than ours together."""
+    """The argument list: one level of load, windows without end, since no two are equal to 0.001 %."""
     load, endpoints = plan.load, plan.endpoints
-    window_ms = max(1000, int((load.warmup_s + load.duration_s + 0.3) * 1000 / 3))
+    window_ms = min(5000, max(1000, int((load.warmup_s + load.duration_s) * 100)))
     arguments = [str(tool.path), "-m", load.model, "-b", str(load.batch), "-v", "--input-data", str(inputs)]
-    arguments += ["-p", str(window_ms), "-s", "999", "--max-trials", "3", "--profile-export-file", str(export)]
+    arguments += ["-p", str(window_ms), "-s", "0.001", "--max-trials", "1000000"]
+    arguments += ["--profile-export-file", str(export)]
     if load.rate_rps is None:
         arguments += ["--concurrency-range", str(load.concurrency)]
     else:

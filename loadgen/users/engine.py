@@ -82,6 +82,7 @@ class Engine:
     def stop(self) -> None:
         """End `run` soon; what is in flight is not followed further."""
         self._is_stopped = True
+        self.end_ns = min(self.end_ns, self._clock())
 
     def take_records(self) -> array[int]:
         """The records since the last call: rows of intended, sent, done, status."""
@@ -91,7 +92,9 @@ class Engine:
     @property
     def is_settled(self) -> bool:
         """Whether every connection that was asked for has been opened or has failed to."""
-        return bool(self._down) or all(connection.is_ready for connection in self._by_fd.values())
+        if self.open_error is not None:
+            return True
+        return bool(self._by_fd) and all(connection.is_ready for connection in self._by_fd.values())
 
     def close(self) -> None:
         for connection in list(self._by_fd.values()):

@@ -5,6 +5,7 @@ Belongs here: samples.arrow, live.json and outcome.json of one run, lost workers
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -74,6 +75,7 @@ class Leader:
         self._recent: deque[tuple[int, Samples]] = deque()
         _p99_ms(np.arange(8))  # NumPy loads things at first use
         self._next_live_ns = 0
+        self._children = _children() if workers > 1 else []  # before gevent waits for those that end
         self._begin_ns = self._start_ns = self._end_ns = 0
         self._error: str | None = None
         self._is_unwritable = False
@@ -133,6 +135,10 @@ class Leader:
         """From the first member's readiness to the outcome."""
         limit = time.monotonic() + READY_S
         while len(self._workers) < self._count and self._error is None:
+            if not all(_is_running(pid) for pid in self._children):
+                self._error = (
+                    "A generator process ended before the load had begun. See generator.log, and run it again."
+                )
             if time.monotonic() > limit:
                 self._error = (
                     f"{len(self._workers)} of {self._count} generator processes were ready after {READY_S:g} s. "
@@ -264,6 +270,17 @@ class Leader:
 
 def _p99_ms(latencies_ns: NDArray[np.int64]) -> float | None:
     return float(np.percentile(latencies_ns, 99)) / 1e6 if len(latencies_ns) else None
+
+
+def _children() -> list[int]:
+    """The processes that this one started."""
+    pids = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry.name}/stat", "rb") as file:  # noqa: PTH123
+                if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                    pids.append(int(entry.name))
+    return pids
 
 
 def _is_running(pid: int) -> bool:

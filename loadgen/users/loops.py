@@ -5,6 +5,7 @@ Belongs here: when a request is sent and on which connection. Never: sockets, pr
 
 from __future__ import annotations
 
+import itertools
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -129,11 +130,14 @@ class OpenLoop(Engine):
         self._next_chunk()
 
     def leftover(self) -> Iterator[NDArray[np.int64]]:
-        """After `run`: the intended times of what was not sent, a chunk at a time."""
-        if self._position < len(self._chunk):
-            yield np.asarray(self._chunk[self._position :], dtype=np.int64)
-        for chunk in self._arrivals:
-            yield chunk + self.begin_ns
+        """After `run`: the intended times of what was to be sent until the end and was not, a chunk at a time."""
+        rest = np.asarray(self._chunk[self._position :], dtype=np.int64)
+        for chunk in itertools.chain([rest], (offsets + self.begin_ns for offsets in self._arrivals)):
+            due = chunk[: int(np.searchsorted(chunk, self.end_ns))]
+            if len(due):
+                yield due
+            if len(due) < len(chunk):
+                return
 
     def _next_chunk(self) -> bool:
         chunk = next(self._arrivals, None)

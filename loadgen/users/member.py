@@ -17,6 +17,7 @@ import gevent.event
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.outcome import PARENT_VARIABLE
 from loadgen.payload import grpc_message, payloads
 from loadgen.schedule import offsets_ns, share
 from loadgen.users.grpc import GrpcConnection, grpc_requests
@@ -92,6 +93,7 @@ class Member:
             self.engine.prepare()
         self.is_reported = False
         self._is_begun = False
+        self._parent = os.getppid()
         self._ship_s = SHIP_S if count == 1 else SHIP_FAR_S
         self._unfed: array[int] = array("q")
         self._feed_next_s = 0.0
@@ -171,6 +173,8 @@ class Member:
     def _ship_regularly(self) -> None:
         while True:
             gevent.sleep(self._ship_s)
+            if PARENT_VARIABLE in os.environ and os.getppid() != self._parent:
+                self.engine.stop()
             self._ship()
 
     def _ship(self) -> None:
