@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from tritune import ui, ui_load, ui_results
+from tritune import ui, ui_load, ui_model, ui_results
 from tritune.plan import Arrivals, Driver, JobKind, Protocol
 
 ui.frame("Load test", "Send requests to the configuration that is served now, and measure what comes back.")
 
 with ui.guard():
-    model = ui.choose_model()
+    model = ui_model.choose()
     running = ui.active(JobKind.LOAD_TEST)
     if running is not None:
         ui_load.live(running)

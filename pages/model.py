@@ -48,7 +48,7 @@ with ui.guard():
     ui_model.strays()
 
     st.subheader("One model in detail")
-    model = ui.choose_model()
+    model = ui_model.choose()
     if model in {entry.name for entry in entries}:
         ui_model.details(ui.repository().entry(model))
     else:

@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from tritune import ui, ui_try
+from tritune import ui, ui_model, ui_try
 from tritune.plan import JobKind
 
 ui.frame("Try it", "Send one request to the running model, and copy the code that sends it.")
 
 with ui.guard():
-    model = ui.choose_model()
+    model = ui_model.choose()
     if not ui.is_ready():
         ui.empty("No Triton is running, so nothing answers.", "pages/server.py", "Start a server")
         st.stop()

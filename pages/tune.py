@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from tritune import ui, ui_tune
+from tritune import ui, ui_model, ui_tune
 from tritune.plan import JobKind
 
 ui.frame("Tune", "Change the batching, reload the model, and see what Triton really serves.")
 
 with ui.guard():
-    model = ui.choose_model()
+    model = ui_model.choose()
     ui_tune.need_local(model)
     written = ui_tune.written(model)
     served = ui.served_configuration(model)

@@ -327,6 +327,11 @@ def is_ready() -> bool:
     return server_status().state is ServerState.READY
 
 
+def is_elsewhere() -> bool:
+    """Whether the server is one that somebody else runs, with a model repository of its own."""
+    return is_ready() and server_status().kind is ServerKind.REMOTE
+
+
 def _first_model() -> str | None:
     names = model_names()
     return names[0] if names else None
@@ -335,7 +340,7 @@ def _first_model() -> str | None:
 def model_names() -> list[str]:
     """Models of the repository, and those that a server elsewhere serves."""
     names = [entry.name for entry in repository().models()]
-    if server_status().kind is ServerKind.REMOTE and is_ready():
+    if is_elsewhere():
         names += [name for name in _elsewhere(str(settings().results)) if name not in names]
     return names
 
@@ -347,20 +352,6 @@ def _elsewhere(results: str) -> list[str]:
         return [str(model["name"]) for model in triton().index()]
     except ServerError:
         return []
-
-
-def choose_model() -> str:
-    """The model this page is about, kept from page to page; ends the page where there is none."""
-    names = model_names()
-    if not names:
-        empty("There is no model yet.", "pages/model.py", "Build or add a model")
-        st.stop()
-    asked = st.query_params.get("model") or st.session_state.get("model_choice")
-    chosen = asked if asked in names else names[0]
-    if len(names) > 1:
-        chosen = st.selectbox("Model", names, index=names.index(chosen), width=320)
-    st.session_state["model_choice"] = chosen
-    return chosen
 
 
 @st.cache_data(ttl=2.0, max_entries=32, show_spinner=False)

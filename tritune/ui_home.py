@@ -6,7 +6,7 @@ Belongs here: reading the state of the steps and drawing them. Never: doing them
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import streamlit as st
@@ -37,7 +37,12 @@ def steps() -> list[Step]:
     model = st.session_state.get("model_choice") or (names[0] if names else None)
     trials = [trial for trial in ui.finished_trials() if trial.model == model]
     served = ui.served_configuration(model) if model else None
-    return [_model(names, model), _server(), *_measure(served, trials, tuned=_is_tuned(model))]
+    found = [_model(names, model), _server(), *_measure(served, trials, tuned=_is_tuned(model))]
+    if ui.is_elsewhere():
+        found[0] = _elsewhere(found[0], "The server that this installation is attached to brings its own models.")
+        words = f"Served now: {served.describe()}. " if served else ""
+        found[2] = _elsewhere(found[2], f"{words}It is changed where that server runs.")
+    return found
 
 
 def following(all_steps: Sequence[Step]) -> Step:
@@ -63,6 +68,11 @@ def _model(names: Sequence[str], model: str | None) -> Step:
         JobKind.MODEL_BUILD,
         {},
     )
+
+
+def _elsewhere(step: Step, detail: str) -> Step:
+    """A step that is not ours to do: the server is somebody else's."""
+    return replace(step, detail=detail, done=True)
 
 
 def _server() -> Step:

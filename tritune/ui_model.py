@@ -6,7 +6,7 @@ Belongs here: drawing what the repository holds. Never: writing into the reposit
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,30 @@ from tritune.onnx_model import OnnxModel
 from tritune.plan import JobKind, JobState, TensorSpec
 from tritune.repository import ModelEntry
 from tritune.triton import Triton
+
+
+def choose() -> str:
+    """The model this page is about, kept from page to page; ends the page where there is none."""
+    names = ui.model_names()
+    asked = st.query_params.get("model") or st.session_state.get("model_choice")
+    if ui.is_elsewhere():
+        # A server elsewhere may not list its models, so that a name can be typed.
+        names = list(dict.fromkeys([*names, *([asked] if asked else [])]))
+        index = names.index(asked) if asked else 0 if names else None
+        chosen = st.selectbox(
+            "Model", names, index, placeholder="name of a model on the server", accept_new_options=True, width=320
+        )
+        if chosen is None:
+            st.stop()
+    elif not names:
+        ui.empty("There is no model yet.", "pages/model.py", "Build or add a model")
+        st.stop()
+    else:
+        chosen = asked if asked in names else names[0]
+        if len(names) > 1:
+            chosen = st.selectbox("Model", names, index=names.index(chosen), width=320)
+    st.session_state["model_choice"] = chosen
+    return chosen
 
 
 def suggested_name(file_name: str) -> str:
@@ -74,7 +98,7 @@ def inspect(entry: ModelEntry) -> OnnxModel:
 
 def table(entries: Sequence[ModelEntry]) -> None:
     """Every model: versions, whether it is served, whether its folder is sound."""
-    states = served_states()
+    states = {} if ui.is_elsewhere() else served_states()
     rows = []
     for entry in entries:
         problems = [finding for finding in ui.repository().check(entry.name) if finding.severity != "info"]
@@ -82,12 +106,18 @@ def table(entries: Sequence[ModelEntry]) -> None:
             {
                 "Model": entry.name,
                 "Versions": ", ".join(str(version) for version in entry.versions) or "none",
-                "On the server": states.get(entry.name, "not loaded") if ui.is_ready() else "no server",
+                "On the server": _where(states, entry.name),
                 "config.pbtxt": "written" if entry.has_config else "completed by Triton",
                 "Check": f"{len(problems)} to look at" if problems else "nothing to mend",
             }
         )
     st.dataframe(rows, hide_index=True, alt="Models of the repository")
+
+
+def _where(states: Mapping[str, str], name: str) -> str:
+    if ui.is_elsewhere():
+        return "the server has its own models"
+    return states.get(name, "not loaded") if ui.is_ready() else "no server"
 
 
 def strays() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import streamlit as st
 
 from tritune import servers, ui, ui_model, ui_words
-from tritune.errors import InputError
+from tritune.errors import InputError, TritonRefusedError
 from tritune.plan import JobKind
 from tritune.servers import ServerKind, ServerStatus, embedded
 from tritune.settings import DEFAULT_HTTP_PORT
@@ -132,7 +132,11 @@ def stop() -> None:
 
 def models(*, control: bool) -> None:
     """Every model that the server knows or the repository holds, with load and unload."""
-    states = ui_model.served_states()
+    try:
+        states = ui_model.served_states()
+    except TritonRefusedError as error:
+        st.caption(f"This server does not list its models: {ui_words.plain(error.reason)}")
+        return
     names = sorted({*states, *(entry.name for entry in ui.repository().models())})
     if not names:
         ui.empty("The server has no model.", "pages/model.py", "Build or add a model")

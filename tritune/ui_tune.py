@@ -12,12 +12,11 @@ import streamlit as st
 from tritune import deploy, model_config, ui, ui_model, ui_words, worker
 from tritune.errors import InputError
 from tritune.plan import Configuration, JobKind, JobState, TuneChange
-from tritune.servers import ServerKind
 
 
 def need_local(model: str) -> None:
     """End the page for a model that this installation does not hold."""
-    if ui.server_status().kind is ServerKind.REMOTE:
+    if ui.is_elsewhere():
         ui.empty(
             "The server that this installation is attached to reads its own model repository, "
             "so a configuration written here would not reach it.",

@@ -199,20 +199,45 @@ def test_a_preferred_size_that_caps_batches_is_pointed_out(serve: Callable[..., 
     assert not app.warning
 
 
-def test_a_server_elsewhere_reads_its_own_repository(
-    serve: Callable[..., None], with_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def elsewhere(serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of somebody else that does not list its models."""
     from tritune import servers
+    from tritune.errors import TritonRefusedError
     from tritune.plan import Endpoints
     from tritune.servers import ServerKind, ServerState, ServerStatus
 
     serve()
-    remote = ServerStatus(ServerState.READY, ServerKind.REMOTE, Endpoints("gpu:8000"), "2.51.0")
+    remote = ServerStatus(ServerState.READY, ServerKind.REMOTE, Endpoints("gpu:8000"), "2.51.0", control=False)
     monkeypatch.setattr(servers, "status", lambda settings: remote)
+
+    def restricted(self: Any) -> None:
+        raise TritonRefusedError("The server would not list the models: restricted", status=403, reason="restricted")
+
+    monkeypatch.setattr(type(servers.connect(Any)), "index", restricted)
+
+
+def test_a_server_elsewhere_reads_its_own_repository(elsewhere: None) -> None:
     app = open_page("pages/tune.py")
     assert not app.exception
     assert "own model repository" in "".join(text.value for text in app.markdown)
     assert not [button for button in app.button if button.label == "Apply and reload"]
+
+
+def test_home_leads_to_the_load_test_where_the_server_is_somebody_elses(elsewhere: None) -> None:
+    assert primary(open_page("app.py")) == "Run a load test"
+
+
+def test_a_model_of_a_server_that_lists_none_can_be_named(elsewhere: None, with_model: Any) -> None:
+    import shutil
+
+    shutil.rmtree(with_model.settings.model_repo / "mnist")
+    app = open_page("pages/try_it.py")
+    assert not app.error
+    assert not app.code
+    app = open_page("pages/try_it.py", model="mnist")
+    assert {metric.label: metric.value for metric in app.metric}["The model says"] == "7"
+    assert "does not list its models" in "".join(text.value for text in open_page("pages/server.py").caption)
 
 
 def test_undo_is_offered_after_a_tune_and_asks_for_it(serve: Callable[..., None], with_model: Any) -> None:
