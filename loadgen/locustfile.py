@@ -19,8 +19,8 @@ from locust import events
 if (_root := str(Path(__file__).resolve().parent.parent)) not in sys.path:
     sys.path.insert(0, _root)  # `locust -f` puts this folder there, not the project's root
 
-from loadgen.users import TritonGrpcUser, TritonHttpUser
 from loadgen.users.conductor import attach
+from loadgen.users.triton_users import TritonGrpcUser, TritonHttpUser
 
 __all__ = ["TritonGrpcUser", "TritonHttpUser"]
 

@@ -131,8 +131,12 @@ class SampleWriter:
         self.count = 0
         try:
             self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        try:
             self._stream = pa.ipc.new_stream(self._file, _schema())
         except OSError as error:
+            self._file.close()
             raise _unwritable(path, error) from error
 
     def write(self, samples: Samples) -> None:

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import random
+import ssl
 import struct
 import sys
 import time
@@ -154,12 +155,17 @@ async def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log")
+    parser.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"))
     options = parser.parse_args()
     options.started_ns = time.monotonic_ns()
     log: array[int] | None = array("q") if options.log else None
     loop = asyncio.get_running_loop()
     delay = law(options.law, options.seed)
-    server = await loop.create_server(lambda: Server(options, delay, log), "127.0.0.1", options.port)
+    context = None
+    if options.tls:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*options.tls)
+    server = await loop.create_server(lambda: Server(options, delay, log), "127.0.0.1", options.port, ssl=context)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await loop.run_in_executor(None, sys.stdin.read)
