@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from tritune import ui, ui_history, ui_results
+from tritune import ui
+from tritune.ui import history_view, results_view
 
 ui.frame("History", "Every load test, also those that failed; notes and labels can be changed, numbers cannot.")
 
@@ -25,19 +26,19 @@ with ui.guard():
         model = st.selectbox("Model", models, index=None, placeholder="all", key="of", bind="query-params")
         states = sorted({str(trial.state) for trial in trials})
         state = st.selectbox("State", states, index=None, placeholder="all", key="state", bind="query-params")
-    shown = ui_history.matching(trials, text, model, state)
+    shown = history_view.matching(trials, text, model, state)
     if not shown:
         st.markdown(f"None of the {len(trials)} load tests matches. Clear the search to see them all.")
         st.stop()
 
     event = st.dataframe(
-        ui_results.trial_frame(shown),
+        results_view.trial_frame(shown),
         hide_index=True,
-        column_config=ui_results.COLUMNS,
+        column_config=results_view.COLUMNS,
         placeholder="–",
         on_select="rerun",
         selection_mode="multi-row",
-        key=ui_history.rows_key(shown),
+        key=history_view.rows_key(shown),
         alt="All load tests, newest first",
     )
     chosen = [shown[row] for row in event.selection.rows if row < len(shown)]
@@ -46,10 +47,10 @@ with ui.guard():
         if st.button("Compare", type="primary", icon=":material/bar_chart:", disabled=not measured):
             st.switch_page("pages/compare.py", query_params={"trials": measured})
         if st.button("Delete", icon=":material/delete:", disabled=not chosen):
-            ui_history.confirm_delete(chosen)
+            history_view.confirm_delete(chosen)
         words = (
             f"{len(shown)} of {len(trials)} load tests" if len(shown) != len(trials) else f"{len(trials)} load tests"
         )
         st.caption(f"{words}. Tick rows to compare, change or delete them.", width="content")
     if len(chosen) == 1:
-        ui_history.one(chosen[0])
+        history_view.one(chosen[0])

@@ -2,30 +2,31 @@
 
 import streamlit as st
 
-from tritune import ui, ui_load, ui_model, ui_results
+from tritune import ui
 from tritune.plan import Arrivals, Driver, JobKind, Protocol
+from tritune.ui import load_view, model_view, results_view
 
 ui.frame("Load test", "Send requests to the configuration that is served now, and measure what comes back.")
 
 with ui.guard():
-    model = ui_model.choose()
+    model = model_view.choose()
     running = ui.active(JobKind.LOAD_TEST)
     if running is not None:
-        ui_load.live(running)
+        load_view.live(running)
         st.stop()
     ready = ui.is_ready()
     if not ready:
         ui.empty("No Triton is running, so there is nothing to measure.", "pages/server.py", "Start a server")
-    ui_load.measured_now(model)
-    ui_load.ended_badly()
+    load_view.measured_now(model)
+    load_view.ended_badly()
 
     with st.container(border=True):
         kept = {"persist_state": "session"}
         with st.container(horizontal=True, gap="medium"):
             loop = st.segmented_control(
                 "Load",
-                [ui_load.CLOSED, ui_load.OPEN],
-                default=ui_load.CLOSED,
+                [load_view.CLOSED, load_view.OPEN],
+                default=load_view.CLOSED,
                 required=True,
                 key="load_loop",
                 help="Closed: each client waits for its answer. Open: requests come whether or not answers do.",
@@ -49,9 +50,9 @@ with ui.guard():
                 format_func={Protocol.HTTP: "HTTP", Protocol.GRPC: "gRPC"}.get,
                 **kept,
             )
-        first, *second, third, fourth = st.columns(3 if loop == ui_load.CLOSED else 4)
+        first, *second, third, fourth = st.columns(3 if loop == load_view.CLOSED else 4)
         concurrency, rate, arrivals = None, None, Arrivals.CONSTANT
-        if loop == ui_load.CLOSED:
+        if loop == load_view.CLOSED:
             concurrency = first.number_input("Clients", value=8, key="load_clients", **kept)
         else:
             rate = first.number_input("Requests per second", value=100.0, format="%g", key="load_rate", **kept)
@@ -69,7 +70,7 @@ with ui.guard():
         left, right = st.columns(2)
         labels = left.text_input("Labels", placeholder="machine=laptop, run=1", key="load_labels", **kept)
         note = right.text_input("Note", key="load_note")
-        plan = ui_load.plan(
+        plan = load_view.plan(
             model=model,
             driver=driver,
             protocol=protocol,
@@ -85,7 +86,7 @@ with ui.guard():
             shapes=shapes,
             int_ranges=ranges,
         )
-        if ui_load.start_button(plan, labels, ready=ready and ui.active() is None):
-            ui_load.submit(plan, labels, note)
+        if load_view.start_button(plan, labels, ready=ready and ui.active() is None):
+            load_view.submit(plan, labels, note)
 
-    ui_results.latest(model)
+    results_view.latest(model)

@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from tritune import ui, ui_model, ui_words
+from tritune import ui
 from tritune.plan import JobKind
+from tritune.ui import model_view, wording
 
 ui.frame("Model", "Build the MNIST network or add an ONNX file; every build becomes the next version.")
 
@@ -31,28 +32,28 @@ with ui.guard():
         upload = st.file_uploader("ONNX file", type=["onnx"])
         name = st.text_input(
             "Name on the server",
-            ui_model.suggested_name(upload.name) if upload else "",
+            model_view.suggested_name(upload.name) if upload else "",
             placeholder="letters, digits, _ . -",
         )
         if st.button("Add the model", disabled=busy or upload is None) and upload is not None:
-            path = ui_model.keep_upload(upload)
+            path = model_view.keep_upload(upload)
             ui.submit(JobKind.MODEL_ADD, {"path": str(path), "name": name.strip() or None})
-    ui_model.outcome()
+    model_view.outcome()
 
     st.subheader("Published models")
     entries = ui.repository().models()
     if not entries:
         st.markdown("Nothing is published yet. Build the MNIST model above: it takes a few seconds.")
         st.stop()
-    ui_model.table(entries)
-    ui_model.strays()
+    model_view.table(entries)
+    model_view.strays()
 
     st.subheader("One model in detail")
-    model = ui_model.choose()
+    model = model_view.choose()
     if model in {entry.name for entry in entries}:
-        ui_model.details(ui.repository().entry(model))
+        model_view.details(ui.repository().entry(model))
     else:
-        st.markdown(f"{ui_words.plain(model)} is served elsewhere and is not in this repository.")
+        st.markdown(f"{wording.plain(model)} is served elsewhere and is not in this repository.")
     if ui.is_ready():
         st.page_link("pages/tune.py", label="Tune this model", icon=":material/tune:")
     else:

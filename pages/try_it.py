@@ -2,13 +2,14 @@
 
 import streamlit as st
 
-from tritune import ui, ui_model, ui_try
+from tritune import ui
 from tritune.plan import JobKind
+from tritune.ui import model_view, try_view
 
 ui.frame("Try it", "Send one request to the running model, and copy the code that sends it.")
 
 with ui.guard():
-    model = ui_model.choose()
+    model = model_view.choose()
     if not ui.is_ready():
         ui.empty("No Triton is running, so nothing answers.", "pages/server.py", "Start a server")
         st.stop()
@@ -20,18 +21,18 @@ with ui.guard():
         st.stop()
 
     signature = ui.triton().signature(model)
-    if ui_try.takes_digits(signature):
+    if try_view.takes_digits(signature):
         left, right = st.columns([1, 2], gap="medium")
         with left:
-            pixels = ui_try.choose_picture()
-            ui_try.show_pixels(pixels)
-        payload = ui_try.digit_payload(signature, pixels)
+            pixels = try_view.choose_picture()
+            try_view.show_pixels(pixels)
+        payload = try_view.digit_payload(signature, pixels)
         with right:
-            ui_try.probabilities(ui_try.ask(model, payload))
+            try_view.probabilities(try_view.ask(model, payload))
     else:
-        shapes = ui_try.choose_shapes(signature)
-        payload = ui_try.example_payload(model, signature, shapes)
-        ui_try.outputs(ui_try.ask(model, payload))
+        shapes = try_view.choose_shapes(signature)
+        payload = try_view.example_payload(model, signature, shapes)
+        try_view.outputs(try_view.ask(model, payload))
 
     st.subheader("The same request from your own program")
-    ui_try.code(model, signature, payload)
+    try_view.code(model, signature, payload)

@@ -2,26 +2,27 @@
 
 import streamlit as st
 
-from tritune import ui, ui_model, ui_tune
+from tritune import ui
 from tritune.plan import JobKind
+from tritune.ui import model_view, tune_view
 
 ui.frame("Tune", "Change the batching, reload the model, and see what Triton really serves.")
 
 with ui.guard():
-    model = ui_model.choose()
-    ui_tune.need_local(model)
-    written = ui_tune.written(model)
+    model = model_view.choose()
+    tune_view.need_local(model)
+    written = tune_view.written(model)
     served = ui.served_configuration(model)
     busy = ui.active() is not None
 
     left, right = st.columns(2, gap="medium")
     with left.container(border=True, height="stretch"):
         st.subheader("Configuration")
-        key = ui_tune.key(model)
+        key = tune_view.key(model)
         batching = st.toggle("Dynamic batching", written.dynamic_batching, key=f"batching_{key}")
         sizes = st.text_input(
             "Preferred batch sizes",
-            ui_tune.sizes_text(written),
+            tune_view.sizes_text(written),
             key=f"sizes_{key}",
             live=True,
             disabled=not batching,
@@ -52,8 +53,8 @@ with ui.guard():
         )
     with right.container(border=True, height="stretch"):
         st.subheader("Written and served")
-        ui_tune.compare(written, served)
-        asked = ui_tune.preview(
+        tune_view.compare(written, served)
+        asked = tune_view.preview(
             model, batching=batching, sizes=sizes, delay_us=delay_us, max_batch=max_batch, instances=instances
         )
 
@@ -63,11 +64,11 @@ with ui.guard():
             "Apply and reload",
             type="primary",
             icon=":material/published_with_changes:",
-            disabled=busy or not ready or asked is None or (asked.is_empty and not ui_tune.needs_reload(model)),
+            disabled=busy or not ready or asked is None or (asked.is_empty and not tune_view.needs_reload(model)),
         ):
             ui.submit(JobKind.TUNE, {"model": model, "change": asked.to_dict(), "undo": False})
         if st.button(
-            "Undo the last tune", icon=":material/undo:", disabled=busy or not ready or not ui_tune.can_undo(model)
+            "Undo the last tune", icon=":material/undo:", disabled=busy or not ready or not tune_view.can_undo(model)
         ):
             ui.submit(JobKind.TUNE, {"model": model, "change": {}, "undo": True})
         if asked is not None and asked.is_empty:
@@ -75,5 +76,5 @@ with ui.guard():
     if not ready:
         ui.empty("No Triton is running, so nothing can be reloaded.", "pages/server.py", "Start a server")
 
-    ui_tune.last_result(model)
+    tune_view.last_result(model)
     st.page_link("pages/load_test.py", label="Measure this configuration", icon=":material/speed:")

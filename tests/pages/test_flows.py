@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from tritune import ui_history
 from tritune.plan import Configuration, JobKind, JobState
 from tritune.settings import ROOT
+from tritune.ui import history_view
 
 PREFERRED = Configuration(16, True, (4, 8), 700, 2)
 
@@ -388,7 +388,7 @@ def history(installation: Any, rows: list[int], **query: Any) -> AppTest:
     for key, value in query.items():
         app.query_params[key] = value
     if rows:
-        key = ui_history.rows_key(installation.store.trials())
+        key = history_view.rows_key(installation.store.trials())
         app.session_state[key] = {"selection": {"rows": rows, "columns": [], "cells": []}}
     return app.run()
 

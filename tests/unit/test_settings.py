@@ -29,7 +29,7 @@ def test_two_results_folders_are_two_installations(tmp_path: Path) -> None:
 def test_a_variable_that_names_a_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(InputError, match="TRITUNE_RESULTS=.* is a file and must be a folder"):
+    with pytest.raises(InputError, match=r"TRITUNE_RESULTS=.* is a file and must be a folder"):
         Settings.from_env({"TRITUNE_RESULTS": str(file)})
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import streamlit as st
 
-from tritune import charts, frames, jobs, ui, ui_words
+from tritune import charts, frames, jobs, ui
 from tritune.errors import InputError
 from tritune.plan import JobKind, JobState, LoadPlan, describe_load
 from tritune.store import Job
+from tritune.ui import wording
 
 CLOSED = "Clients (closed loop)"
 OPEN = "Rate (open loop)"
@@ -23,9 +24,9 @@ def measured_now(model: str) -> None:
     """Say which configuration a load test would measure."""
     served = ui.served_configuration(model)
     if served is not None:
-        st.markdown(f"Measures **{ui_words.plain(model)}** as it is served now: {ui_words.plain(served.describe())}.")
+        st.markdown(f"Measures **{wording.plain(model)}** as it is served now: {wording.plain(served.describe())}.")
     elif ui.is_ready():
-        st.markdown(f"**{ui_words.plain(model)}** is not loaded; the load test loads it first.")
+        st.markdown(f"**{wording.plain(model)}** is not loaded; the load test loads it first.")
 
 
 def plan(*, shapes: str, int_ranges: str, **values: Any) -> LoadPlan | None:
@@ -37,7 +38,7 @@ def plan(*, shapes: str, int_ranges: str, **values: Any) -> LoadPlan | None:
                 values[name] = int(values[name])
         return LoadPlan(shapes=parse_shapes(shapes), int_ranges=parse_ranges(int_ranges), **values)
     except InputError as error:
-        st.error(ui_words.plain(str(error)), icon=":material/error:")
+        st.error(wording.plain(str(error)), icon=":material/error:")
         return None
 
 
@@ -82,14 +83,14 @@ def start_button(asked: LoadPlan | None, labels: str, *, ready: bool) -> bool:
     try:
         parse_labels(labels)
     except InputError as error:
-        st.error(ui_words.plain(str(error)), icon=":material/error:")
+        st.error(wording.plain(str(error)), icon=":material/error:")
         fault = True
     with st.container(horizontal=True, vertical_alignment="center"):
         pressed = st.button(
             "Start the load test", type="primary", icon=":material/play_arrow:", disabled=fault or not ready
         )
         if asked is not None:
-            takes = ui_words.duration(asked.warmup_s + asked.duration_s)
+            takes = wording.duration(asked.warmup_s + asked.duration_s)
             st.caption(f"{describe_load(asked.load())}: takes about {takes}.", width="content")
     return pressed
 
@@ -122,8 +123,8 @@ def live(job: Job) -> None:
             seen.append(dict(now))
             del seen[:-HISTORY_S]
         with st.grid(4, min_column_width=150, gap="small"):
-            st.metric("Throughput, last second", ui_words.figure(now and now["throughput_rps"], "req/s"), border=True)
-            st.metric("P99, last second", ui_words.figure(now and now["p99_ms"], "ms"), border=True)
+            st.metric("Throughput, last second", wording.figure(now and now["throughput_rps"], "req/s"), border=True)
+            st.metric("P99, last second", wording.figure(now and now["p99_ms"], "ms"), border=True)
             st.metric("Answered", f"{now['ok']:,}" if now else "–", border=True)
             st.metric("Failed", f"{now['failed']:,}" if now else "–", border=True)
         if len(seen) < 2:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import streamlit as st
 
-from tritune import servers, ui, ui_model, ui_words
+from tritune import servers, ui
 from tritune.errors import InputError, TritonRefusedError
 from tritune.plan import JobKind
 from tritune.servers import ServerKind, ServerStatus, embedded
 from tritune.settings import DEFAULT_HTTP_PORT
+from tritune.ui import model_view, wording
 
 LOG_LINES = 200
 
@@ -20,7 +21,7 @@ def start_form(*, busy: bool) -> None:
     """Set up or start the embedded Triton."""
     st.subheader("On this machine")
     if reason := embedded.unsupported_reason():
-        st.warning(ui_words.plain(reason), icon=":material/block:")
+        st.warning(wording.plain(reason), icon=":material/block:")
         return
     if not embedded.is_set_up(ui.settings()):
         st.markdown(
@@ -103,8 +104,8 @@ def endpoints(status: ServerStatus) -> None:
         "Statistics": _ability(status.statistics),
     }
     if status.pid is not None:
-        rows["Process"] = f"{status.pid}, started {ui_words.ago(status.started_at)}"
-    cells = {name: ui_words.plain(text) for name, text in rows.items()}
+        rows["Process"] = f"{status.pid}, started {wording.ago(status.started_at)}"
+    cells = {name: wording.plain(text) for name, text in rows.items()}
     left, right = st.columns(2)
     with left:
         st.table(cells, border="horizontal", alt="Endpoints of the server")
@@ -133,9 +134,9 @@ def stop() -> None:
 def models(*, control: bool) -> None:
     """Every model that the server knows or the repository holds, with load and unload."""
     try:
-        states = ui_model.served_states()
+        states = model_view.served_states()
     except TritonRefusedError as error:
-        st.caption(f"This server does not list its models: {ui_words.plain(error.reason)}")
+        st.caption(f"This server does not list its models: {wording.plain(error.reason)}")
         return
     names = sorted({*states, *(entry.name for entry in ui.repository().models())})
     if not names:
@@ -147,7 +148,7 @@ def models(*, control: bool) -> None:
         ready = state == "ready"
         with st.container(horizontal=True, vertical_alignment="center", border=True):
             color = "green" if ready else "gray" if state in ("not loaded", "unavailable") else "orange"
-            st.markdown(f"**{ui_words.plain(name)}** :{color}-badge[{ui_words.plain(state)}]", width="stretch")
+            st.markdown(f"**{wording.plain(name)}** :{color}-badge[{wording.plain(state)}]", width="stretch")
             if control and st.button("Load again" if ready else "Load", key=f"load_{name}", disabled=busy):
                 ui.submit(JobKind.LOAD_MODEL, {"model": name})
             if control and st.button("Unload", key=f"unload_{name}", disabled=busy or not ready):
@@ -167,7 +168,7 @@ def log(*, follow: bool) -> None:
         if text.strip():
             with st.container(height=320, autoscroll=True):
                 st.code(text, language=None)
-            st.caption(f"The last {LOG_LINES} lines, from {ui_words.plain(str(ui.settings().server_log))}.")
+            st.caption(f"The last {LOG_LINES} lines, from {wording.plain(str(ui.settings().server_log))}.")
         else:
             st.markdown("The log is empty: no server has been started here yet.")
 

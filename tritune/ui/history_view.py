@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from tritune import ui, ui_results, ui_words
+from tritune import ui
 from tritune.store import Trial
-from tritune.ui_load import parse_labels
+from tritune.ui import results_view, wording
+from tritune.ui.load_view import parse_labels
 
 
 def matching(trials: Sequence[Trial], text: str, model: str | None, state: str | None) -> list[Trial]:
@@ -34,7 +35,7 @@ def rows_key(shown: Sequence[Trial]) -> str:
 
 def _searched(trial: Trial) -> str:
     labels = " ".join(f"{key}={value}" for key, value in trial.labels.items())
-    parts = [ui_results.trial_label(trial), trial.model, str(trial.state), labels, trial.note, trial.error or ""]
+    parts = [results_view.trial_label(trial), trial.model, str(trial.state), labels, trial.note, trial.error or ""]
     return " ".join(parts).lower()
 
 
@@ -42,10 +43,10 @@ def one(trial: Trial) -> None:
     """One trial: its result or the reason why there is none, its note and labels, where it came from."""
     st.subheader(f"Load test {trial.trial_id}")
     if trial.measurement:
-        ui_results.result(trial)
+        results_view.result(trial)
     else:
         reason = trial.error or f"It is {trial.state} and has no numbers."
-        st.error(ui_words.plain(reason), title=f"No result: {trial.state}", icon=":material/error:")
+        st.error(wording.plain(reason), title=f"No result: {trial.state}", icon=":material/error:")
     with st.form(f"annotate_{trial.trial_id}"):
         labels = ", ".join(f"{key}={value}" for key, value in trial.labels.items())
         left, right = st.columns(2)

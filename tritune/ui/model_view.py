@@ -12,13 +12,14 @@ from typing import Any
 
 import streamlit as st
 
-from tritune import onnx_model, ui, ui_words
+from tritune import onnx_model, ui
 from tritune.errors import OnnxError, StoreError
 from tritune.model_rules import Finding
 from tritune.onnx_model import OnnxModel
 from tritune.plan import JobKind, JobState, TensorSpec
 from tritune.repository import ModelEntry
 from tritune.triton import Triton
+from tritune.ui import wording
 
 
 def choose() -> str:
@@ -72,7 +73,7 @@ def outcome() -> None:
         ui.outcome(job)
         return
     made = job.result
-    words = f"Published **{ui_words.plain(str(made['model']))}** version {made['version']}"
+    words = f"Published **{wording.plain(str(made['model']))}** version {made['version']}"
     if "accuracy" in made:
         words += f": {made['accuracy']:.2%} of the MNIST test images named rightly"
     words += ", and loaded into the running server." if made.get("loaded") else "."
@@ -169,11 +170,11 @@ def details(entry: ModelEntry) -> None:
         }
         if accuracy := model.metadata.get("accuracy"):
             facts["Accuracy"] = f"{float(accuracy):.2%} of the test images"
-        plain = {ui_words.plain(key): ui_words.plain(value) for key, value in facts.items()}
+        plain = {wording.plain(key): wording.plain(value) for key, value in facts.items()}
         st.table(plain, border="horizontal", width="content", alt=f"Facts about {entry.name}")
     if model.metadata:
         with st.expander("What the file says about itself"):
-            said = {ui_words.plain(key): ui_words.plain(value[:500]) for key, value in model.metadata.items()}
+            said = {wording.plain(key): wording.plain(value[:500]) for key, value in model.metadata.items()}
             st.table(said, border="horizontal", alt=f"Metadata of {entry.name}")
     if text := ui.repository().config_text(entry.name):
         with st.expander("config.pbtxt"):
@@ -184,7 +185,7 @@ def findings(found: Sequence[Finding]) -> None:
     """What Triton would refuse or do otherwise, in plain words."""
     draw = {"error": st.error, "warning": st.warning, "info": st.info}
     for finding in found:
-        draw[finding.severity](ui_words.plain(f"{finding.cause} {finding.fix}"), title=ui_words.plain(finding.seen))
+        draw[finding.severity](wording.plain(f"{finding.cause} {finding.fix}"), title=wording.plain(finding.seen))
     if not found:
         st.markdown(":green-badge[:material/check: The check found nothing that Triton would refuse]")
 

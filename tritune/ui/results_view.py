@@ -12,9 +12,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from tritune import frames, ui, ui_words
+from tritune import frames, ui
 from tritune.plan import describe_load
 from tritune.store import Trial
+from tritune.ui import wording
 
 
 def configuration_label(trial: Trial) -> str:
@@ -31,7 +32,7 @@ def percentile(value: Any) -> tuple[float | None, str, str]:
     """A percentile of a measurement as (number, prefix `≥ ` where censored, interval in words)."""
     if isinstance(value, Mapping):
         prefix = "≥ " if value.get("at_least") else ""
-        return value.get("value"), prefix, ui_words.interval(value.get("ci95"), "ms")
+        return value.get("value"), prefix, wording.interval(value.get("ci95"), "ms")
     return value, "", ""
 
 
@@ -42,20 +43,20 @@ def result(trial: Trial) -> None:
     if found.get("latency_from") == "sent":
         loop += "; latency from sending, since perf_analyzer does not tell when a request was due"
     st.markdown(
-        f"**{trial.trial_id}** · {ui_words.plain(configuration_label(trial))} · {describe_load(trial.load)} ({loop})"
+        f"**{trial.trial_id}** · {wording.plain(configuration_label(trial))} · {describe_load(trial.load)} ({loop})"
     )
     latency = found["latency_ms"]
     server = found.get("server")
     with st.grid(4, min_column_width=150, gap="small"):
         ips = found["throughput_ips"]
-        _metric("Throughput", ui_words.figure(ips["value"], "inf/s"), ui_words.interval(ips.get("ci95"), "inf/s"))
+        _metric("Throughput", wording.figure(ips["value"], "inf/s"), wording.interval(ips.get("ci95"), "inf/s"))
         for name, key in (("P50 latency", "p50"), ("P99 latency", "p99")):
             value, prefix, bounds = percentile(latency.get(key))
-            _metric(name, f"{prefix}{ui_words.figure(value, 'ms')}", bounds or _reason(latency.get(key)))
-        average = ui_words.figure(server["average_batch"]) if server and server.get("average_batch") else "–"
+            _metric(name, f"{prefix}{wording.figure(value, 'ms')}", bounds or _reason(latency.get(key)))
+        average = wording.figure(server["average_batch"]) if server and server.get("average_batch") else "–"
         _metric("Average batch", average, "" if server else "the server gives no statistics")
     for warning in found.get("warnings", ()):
-        st.warning(ui_words.plain(warning["message"]), title=_words(warning["code"]), icon=":material/warning:")
+        st.warning(wording.plain(warning["message"]), title=_words(warning["code"]), icon=":material/warning:")
     with st.expander("All numbers"):
         st.table(_details(found), border="horizontal", width="content", alt="All numbers of this load test")
 
@@ -79,20 +80,20 @@ def _details(found: Mapping[str, Any]) -> dict[str, str]:
     rows = {}
     for name, key in (("P90", "p90"), ("P95", "p95"), ("P99.9", "p999"), ("Mean", "mean"), ("Max", "max")):
         value, prefix, bounds = percentile(latency.get(key))
-        rows[f"Latency {name}"] = f"{prefix}{ui_words.figure(value, 'ms')}{f' ({bounds})' if bounds else ''}"
+        rows[f"Latency {name}"] = f"{prefix}{wording.figure(value, 'ms')}{f' ({bounds})' if bounds else ''}"
     rows["Requests"] = ", ".join(
         f"{count:,} {kind}" for kind, count in requests.items() if count or kind in ("ok", "failed")
     )
-    cost = ui_words.figure(generator["cpu_us_per_request"], "µs")
-    rows["Generator CPU"] = f"{cost} a request, {ui_words.figure(generator['cpu_percent'])} % of one core"
-    rows["Lag behind the schedule, P99"] = ui_words.figure(generator.get("lag_p99_ms"), "ms")
+    cost = wording.figure(generator["cpu_us_per_request"], "µs")
+    rows["Generator CPU"] = f"{cost} a request, {wording.figure(generator['cpu_percent'])} % of one core"
+    rows["Lag behind the schedule, P99"] = wording.figure(generator.get("lag_p99_ms"), "ms")
     if server := found.get("server"):
-        parts = [f"{name.lower()} {ui_words.figure(server.get(key), 'µs')}" for name, key in frames.SERVER_PARTS]
+        parts = [f"{name.lower()} {wording.figure(server.get(key), 'µs')}" for name, key in frames.SERVER_PARTS]
         rows["Server time a request"] = ", ".join(parts)
         sizes = sorted(server.get("batch_sizes", {}).items(), key=lambda item: int(item[0]))
         rows["Batches executed"] = ", ".join(f"{count:,} of {size}" for size, count in sizes) or "–"
-    rows["Window"] = ui_words.figure(found.get("window_s"), "s")
-    return {name: ui_words.plain(text) for name, text in rows.items()}
+    rows["Window"] = wording.figure(found.get("window_s"), "s")
+    return {name: wording.plain(text) for name, text in rows.items()}
 
 
 def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
@@ -111,9 +112,9 @@ def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
                 "State": str(trial.state),
                 "Configuration": configuration_label(trial),
                 "Load": describe_load(trial.load),
-                "Throughput": ui_words.rounded((found.get("throughput_ips") or {}).get("value")),
-                "P50": ui_words.rounded(latency.get("p50")),
-                "P99": ui_words.rounded(p99),
+                "Throughput": wording.rounded((found.get("throughput_ips") or {}).get("value")),
+                "P50": wording.rounded(latency.get("p50")),
+                "P99": wording.rounded(p99),
                 "Warnings": ", ".join(doubts),
                 "Reason": trial.error or "",
                 "Labels": ", ".join(f"{key}={value}" for key, value in trial.labels.items()),

@@ -11,10 +11,11 @@ from typing import Any
 
 import streamlit as st
 
-from tritune import ui, ui_words
+from tritune import ui
 from tritune.plan import Configuration, JobKind, JobState
 from tritune.servers import ServerKind, embedded
 from tritune.store import Trial
+from tritune.ui import wording
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def draw(number: int, step: Step, following: Step, *, busy: bool) -> None:
             badge = ":blue-badge[:material/arrow_forward: next]"
         with left.container(gap="xsmall"):
             st.markdown(f"**:material/{step.icon}: {number}. {step.name}** {badge}")
-            st.markdown(ui_words.plain(step.detail))
+            st.markdown(wording.plain(step.detail))
         if is_next:
             if right.button(step.button, type="primary", width="stretch", disabled=busy):
                 if step.kind is not None:

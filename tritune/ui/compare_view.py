@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from loadgen import samples as sample_files
-from tritune import analysis, ui, ui_results, ui_words
+from tritune import analysis, ui
 from tritune.analysis import Comparison
 from tritune.errors import TrituneError
 from tritune.plan import describe_load
 from tritune.store import Trial
+from tritune.ui import results_view, wording
 
 if TYPE_CHECKING:
     import altair as alt
@@ -47,7 +48,7 @@ def choose(finished: Sequence[Trial]) -> tuple[list[Trial], str]:
     known = {trial.trial_id: trial for trial in finished}
 
     def label(name: str) -> str:
-        return ui_results.trial_label(known[name])
+        return results_view.trial_label(known[name])
 
     # By hand, since a bound widget would write the whole label of each trial into the URL.
     asked = [name for name in st.query_params.get_all("trials") if name in known]
@@ -71,9 +72,9 @@ def choose(finished: Sequence[Trial]) -> tuple[list[Trial], str]:
 
 def doubts(comparison: Comparison) -> None:
     """What else differs between the trials, and each trial's own warnings."""
-    differences = [ui_words.plain(warning.message) for warning in comparison.warnings]
+    differences = [wording.plain(warning.message) for warning in comparison.warnings]
     own = [
-        f"**{trial.trial_id}**: {ui_words.plain(warning['message'])}"
+        f"**{trial.trial_id}**: {wording.plain(warning['message'])}"
         for trial in (comparison.baseline, *(row.trial for row in comparison.rows))
         for warning in (trial.measurement or {}).get("warnings", ())
     ]
@@ -103,7 +104,7 @@ def table(comparison: Comparison) -> None:
                 "P99, ms": _number(p99),
                 "P99 ratio": row.p99_ratio.describe() if row else "1",
                 "P50, ms": _number(analysis.estimate(trial, "p50")),
-                "Average batch": ui_words.figure(server.get("average_batch")),
+                "Average batch": wording.figure(server.get("average_batch")),
             }
         )
     columns = {"Load test": st.column_config.TextColumn(pinned=True)}
@@ -114,9 +115,9 @@ def table(comparison: Comparison) -> None:
 
 
 def _number(number: analysis.Number) -> str:
-    words = f"{'≥ ' if number.at_least else ''}{ui_words.figure(number.value)}"
+    words = f"{'≥ ' if number.at_least else ''}{wording.figure(number.value)}"
     if number.low is not None and number.high is not None:
-        words += f" ({ui_words.figure(number.low)} to {ui_words.figure(number.high)})"
+        words += f" ({wording.figure(number.low)} to {wording.figure(number.high)})"
     return words
 
 

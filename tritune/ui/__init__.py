@@ -1,6 +1,6 @@
 """What every page shares: the frame, the guard, submitting jobs, cached reads, empty states.
 
-Only this module and its siblings `ui_*.py` import streamlit, besides app.py and pages/.
+Only this package imports streamlit, besides app.py and pages/. A `…_view` module holds what a page's 100 lines do not.
 Belongs here: drawing and reading. Never: SQL, processes, statistics, requests to Triton other than through the core.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import streamlit as st
 
-from tritune import jobs, model_config, servers, ui_words, worker
+from tritune import jobs, model_config, servers, worker
 from tritune.errors import ServerError, StoreError, TrituneError
 from tritune.model_config import ModelConfig
 from tritune.plan import Configuration, JobKind, JobState
@@ -27,6 +27,7 @@ from tritune.servers import ServerKind, ServerState, ServerStatus
 from tritune.settings import Settings
 from tritune.store import Job, Store, Trial
 from tritune.triton import Triton
+from tritune.ui import wording
 
 log = logging.getLogger("tritune.ui")
 
@@ -104,11 +105,11 @@ def guard() -> Iterator[None]:
     try:
         yield
     except TrituneError as error:
-        st.error(ui_words.plain(str(error)), icon=":material/error:")
+        st.error(wording.plain(str(error)), icon=":material/error:")
     except Exception as error:
         where = _write_log(error)
         st.error(
-            ui_words.plain(
+            wording.plain(
                 f"Something went wrong that Tritune did not expect ({type(error).__name__}). Details: {where}."
             ),
             icon=":material/bug_report:",
@@ -185,7 +186,7 @@ def _status_line() -> None:
         status = server_status()
         st.markdown(_server_badge(status), width="content")
         if (name := st.session_state.get("model_choice")) or (name := _first_model()):
-            st.markdown(f":gray-badge[:material/deployed_code: {ui_words.plain(name)}]", width="content")
+            st.markdown(f":gray-badge[:material/deployed_code: {wording.plain(name)}]", width="content")
         if not seen:
             st.markdown(":gray-badge[:material/check: nothing running]", width="content")
     live(draw, running=bool(seen))
@@ -199,17 +200,17 @@ def _server_badge(status: ServerStatus) -> str:
         ServerState.FAILED: ("red", "error", "Triton failed"),
     }[status.state]
     where = f" · {status.kind} · {status.endpoints.http}" if status.kind and status.endpoints else ""
-    return f":{color}-badge[:material/{icon}: {words}{ui_words.plain(where)}]"
+    return f":{color}-badge[:material/{icon}: {words}{wording.plain(where)}]"
 
 
 def _job_progress(job: Job) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
-        text = ui_words.plain(str(job.progress.get("text") or job.state))
+        text = wording.plain(str(job.progress.get("text") or job.state))
         words = f"**{KINDS[job.kind]}** · {text}{time_left(job)}"
         if job.cancel_requested:
             words = f"**{KINDS[job.kind]}** · ending…"
         if job.progress.get("fraction") is None:
-            since = f" · {ui_words.duration(time.time() - job.started_at)}" if job.started_at else ""
+            since = f" · {wording.duration(time.time() - job.started_at)}" if job.started_at else ""
             st.markdown(f":material/progress_activity: {words}{since}")
         else:
             st.progress(fraction(job), text=words)
@@ -248,7 +249,7 @@ def outcome(job: Job | None, good: str = "") -> None:
     """How a job ended: its reason where it failed, `good` where it finished."""
     if job is None:
         return
-    when = ui_words.ago(job.finished_at)
+    when = wording.ago(job.finished_at)
     if job.state is JobState.FINISHED:
         if good:
             st.success(f"{good} :gray[({when})]", icon=":material/check_circle:")
@@ -256,7 +257,7 @@ def outcome(job: Job | None, good: str = "") -> None:
         st.caption(f"The last {KINDS[job.kind].lower()} was cancelled {when}.")
     else:
         reason = job.error or "The worker ended before it was done. Start it again."
-        st.error(ui_words.plain(reason), title=f"{KINDS[job.kind]} {job.state}, {when}", icon=":material/error:")
+        st.error(wording.plain(reason), title=f"{KINDS[job.kind]} {job.state}, {when}", icon=":material/error:")
 
 
 def fraction(job: Job) -> float:
@@ -274,7 +275,7 @@ def time_left(job: Job) -> str:
         left = (time.time() - job.started_at) * (1 - done) / done
     else:
         return ""
-    return f" · {ui_words.duration(max(0.0, left))} left"
+    return f" · {wording.duration(max(0.0, left))} left"
 
 
 # --- reads ------------------------------------------------------------------------------------------------
@@ -385,5 +386,5 @@ def finished_trials() -> Sequence[Trial]:
 def empty(sentence: str, page: str, label: str) -> None:
     """An empty state: a sentence and a link to the page that fills it."""
     with st.container(border=True):
-        st.markdown(ui_words.plain(sentence))
+        st.markdown(wording.plain(sentence))
         st.page_link(page, label=label, icon=":material/arrow_forward:")

@@ -17,10 +17,11 @@ import pandas as pd
 import streamlit as st
 
 from loadgen.payload import Payload, Tensor, payloads
-from tritune import digits, mnist, snippets, ui, ui_words
+from tritune import digits, mnist, snippets, ui
 from tritune.errors import TritonRefusedError
 from tritune.plan import LoadPlan, Protocol, Signature
-from tritune.ui_load import parse_shapes
+from tritune.ui import wording
+from tritune.ui.load_view import parse_shapes
 
 ZOOM = 9
 Bytes = npt.NDArray[np.uint8]
@@ -115,7 +116,7 @@ def probabilities(answer: Answer) -> None:
     with st.container(horizontal=True):
         st.metric("The model says", str(best), border=True)
         st.metric("Probability", f"{shares[best]:.1%}", border=True)
-        st.metric("Latency of this request", ui_words.figure(answer.latency_ms, "ms"), border=True)
+        st.metric("Latency of this request", wording.figure(answer.latency_ms, "ms"), border=True)
     frame = pd.DataFrame({"Digit": [str(digit) for digit in range(10)], "Probability": shares})
     st.bar_chart(
         frame,
@@ -131,9 +132,9 @@ def probabilities(answer: Answer) -> None:
 
 def outputs(answer: Answer) -> None:
     """Every output's first values."""
-    st.metric("Latency of this request", ui_words.figure(answer.latency_ms, "ms"), width="content", border=True)
+    st.metric("Latency of this request", wording.figure(answer.latency_ms, "ms"), width="content", border=True)
     for name, data in answer.outputs.items():
-        st.markdown(f"**{ui_words.plain(name)}**, {len(data):,} values")
+        st.markdown(f"**{wording.plain(name)}**, {len(data):,} values")
         st.code(json.dumps(data[:64]) + (" …" if len(data) > 64 else ""), language="json", wrap_lines=True)
 
 

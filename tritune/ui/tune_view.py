@@ -9,9 +9,10 @@ import hashlib
 
 import streamlit as st
 
-from tritune import deploy, model_config, ui, ui_model, ui_words, worker
+from tritune import deploy, model_config, ui, worker
 from tritune.errors import InputError
 from tritune.plan import Configuration, JobKind, JobState, TuneChange
+from tritune.ui import model_view, wording
 
 
 def need_local(model: str) -> None:
@@ -97,22 +98,22 @@ def preview(
             return asked
         would = deploy.preview(ui.repository(), model, asked)
     except InputError as error:
-        st.error(ui_words.plain(str(error)), title="Triton would refuse this", icon=":material/error:")
+        st.error(wording.plain(str(error)), title="Triton would refuse this", icon=":material/error:")
         return None
     st.markdown("**What would change in config.pbtxt**")
     st.code(would.diff or "The text stays as it is.", language="diff")
     doubts = [finding for finding in model_config.findings(would.after, None, model) if finding.severity == "warning"]
     if doubts:
-        ui_model.findings(doubts)
+        model_view.findings(doubts)
     return asked
 
 
 def compare(before: Configuration, served: Configuration | None) -> None:
     """Every knob as written and as served."""
-    now = ui_words.knobs(served)
+    now = wording.knobs(served)
     rows = [
         {"Setting": name, "config.pbtxt": value, "Served now": now.get(name, "–")}
-        for name, value in ui_words.knobs(before).items()
+        for name, value in wording.knobs(before).items()
     ]
     st.dataframe(rows, hide_index=True, alt="The configuration as written and as served")
     if served is None:
@@ -145,7 +146,7 @@ def last_result(model: str) -> None:
         ui.outcome(job, "Written, reloaded, and verified against the configuration that the server reports.")
     else:
         st.warning(
-            ui_words.plain(" ".join(found.get("differences") or ())),
+            wording.plain(" ".join(found.get("differences") or ())),
             title="The server serves something else than was asked",
             icon=":material/warning:",
         )
@@ -153,13 +154,13 @@ def last_result(model: str) -> None:
         stall = found.get("stall_ms")
         st.metric(
             "Stall of the reload",
-            ui_words.figure(stall, "ms"),
+            wording.figure(stall, "ms"),
             border=True,
             help="The longest gap between two answers that one back-to-back client saw around the reload.",
         )
-        st.metric("Triton's load call", ui_words.figure(found.get("reload_ms"), "ms"), border=True)
+        st.metric("Triton's load call", wording.figure(found.get("reload_ms"), "ms"), border=True)
     if stall is None and found.get("stall_reason"):
-        st.caption(f"No stall was measured: {ui_words.plain(str(found['stall_reason']))}")
+        st.caption(f"No stall was measured: {wording.plain(str(found['stall_reason']))}")
     if found.get("diff"):
         with st.expander("What was changed"):
             st.code(found["diff"], language="diff")
