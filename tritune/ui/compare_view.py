@@ -71,16 +71,23 @@ def choose(finished: Sequence[Trial]) -> tuple[list[Trial], str]:
 
 
 def doubts(comparison: Comparison) -> None:
-    """What else differs between the trials, and each trial's own warnings."""
+    """What else differs between the trials; each trial's own warnings, named in a line and told in full on a click."""
     differences = [wording.plain(warning.message) for warning in comparison.warnings]
-    own = [
-        f"**{trial.trial_id}**: {wording.plain(warning['message'])}"
-        for trial in (comparison.baseline, *(row.trial for row in comparison.rows))
-        for warning in (trial.measurement or {}).get("warnings", ())
-    ]
-    for title, lines in (("More differs than the configuration", differences), ("What may spoil these numbers", own)):
-        if lines:
-            st.warning("\n".join(f"- {line}" for line in lines), title=title, icon=":material/warning:")
+    if differences:
+        lines = "\n".join(f"- {line}" for line in differences)
+        st.warning(lines, title="More differs than the configuration", icon=":material/warning:")
+    trials = (comparison.baseline, *(row.trial for row in comparison.rows))
+    spoiled: dict[str, list[str]] = {}
+    for trial in trials:
+        for warning in results_view.warnings(trial):
+            spoiled.setdefault(warning["code"], []).append(trial.trial_id)
+    if not spoiled:
+        return
+    short = "; ".join(f"{results_view.words(code)}: {', '.join(names)}" for code, names in spoiled.items())
+    with st.expander(f"What may spoil these numbers: {short}", icon=":material/warning:"):
+        for trial in trials:
+            for warning in results_view.warnings(trial):
+                st.markdown(f"- **{trial.trial_id}**: {wording.plain(warning['message'])}")
 
 
 def table(comparison: Comparison) -> None:
@@ -105,6 +112,7 @@ def table(comparison: Comparison) -> None:
                 "P99 ratio": row.p99_ratio.describe() if row else "1",
                 "P50, ms": _number(analysis.estimate(trial, "p50")),
                 "Average batch": wording.figure(server.get("average_batch")),
+                "Warnings": ", ".join(results_view.words(warning["code"]) for warning in results_view.warnings(trial)),
             }
         )
     columns = {"Load test": st.column_config.TextColumn(pinned=True)}

@@ -56,7 +56,7 @@ def result(trial: Trial) -> None:
         average = wording.figure(server["average_batch"]) if server and server.get("average_batch") else "–"
         _metric("Average batch", average, "" if server else "the server gives no statistics")
     for warning in found.get("warnings", ()):
-        st.warning(wording.plain(warning["message"]), title=_words(warning["code"]), icon=":material/warning:")
+        st.warning(wording.plain(warning["message"]), title=words(warning["code"]), icon=":material/warning:")
     with st.expander("All numbers"):
         st.table(_details(found), border="horizontal", width="content", alt="All numbers of this load test")
 
@@ -71,7 +71,13 @@ def _reason(value: Any) -> str:
     return str(value.get("reason") or "") if isinstance(value, Mapping) else ""
 
 
-def _words(code: str) -> str:
+def warnings(trial: Trial) -> Sequence[Mapping[str, str]]:
+    """A trial's own warnings, {code, message} each."""
+    return (trial.measurement or {}).get("warnings", ())
+
+
+def words(code: str) -> str:
+    """A warning's code as a person reads it."""
     return code.replace("_", " ").capitalize()
 
 
@@ -102,7 +108,7 @@ def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
     for trial in trials:
         found = trial.measurement or {}
         latency = found.get("latency_ms", {})
-        doubts = [_words(warning["code"]) for warning in found.get("warnings", ())]
+        doubts = [words(warning["code"]) for warning in warnings(trial)]
         p99, at_least, _ = percentile(latency.get("p99"))
         if at_least:
             doubts.append("P99 is a lower bound")
