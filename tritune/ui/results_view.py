@@ -73,7 +73,8 @@ def _reason(value: Any) -> str:
 
 def warnings(trial: Trial) -> Sequence[Mapping[str, str]]:
     """A trial's own warnings, {code, message} each."""
-    return (trial.measurement or {}).get("warnings", ())
+    own: Sequence[Mapping[str, str]] = (trial.measurement or {}).get("warnings", ())
+    return own
 
 
 def words(code: str) -> str:
