@@ -1,6 +1,7 @@
 # Two words to remember: `make run` and `make test`. Both set up what is missing first.
 SHELL := /bin/bash
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+# The embedded Triton wants CPython 3.11 or 3.12; a name alone may be a shim that does not run.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do "$$p" -c "" 2>/dev/null && { command -v "$$p"; break; }; done)
 PIP := .venv/bin/python -m pip --disable-pip-version-check --no-input
 
 .PHONY: run test check setup setup-dev format bench clean
