@@ -179,6 +179,56 @@ def test_ports_that_are_lost_again_and_again_end_in_one_sentence(
         servers.start(settings, port_base=free_base())
 
 
+# A server that starts and never answers; its program is the private folder's, as Triton's is.
+SILENT = 'exec bash -c \'exec -a "$0" sleep 60\' "$0"'
+
+
+@pytest.mark.parametrize("moment", ["_wait_until_live", "_load_all"])
+def test_a_start_that_is_interrupted_leaves_no_process_no_folder_and_no_record(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    fake_environment(settings, SILENT)
+    monkeypatch.setattr(embedded, "_wait_until_live", lambda settings, known: "2.51.0")
+    seen: list[int] = []
+
+    def interrupted(*_: object) -> str:
+        while not seen:
+            seen.extend(launch.processes(launch._prefix(settings)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(embedded, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        servers.start(settings, port_base=free_base())
+    assert [record.process_start(pid) for pid in seen] == [None]
+    assert not list(Path("/tmp").glob(f"{launch._prefix(settings)}*"))
+    assert not settings.server_file.exists()
+    assert servers.status(settings).state is ServerState.STOPPED
+
+
+def test_a_server_whose_record_was_lost_or_damaged_is_ended_by_stop(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_environment(settings, SILENT)
+    monkeypatch.setattr(embedded, "_wait_until_live", lambda settings, known: "2.51.0")
+    pid = servers.start(settings, port_base=free_base()).pid
+    assert pid is not None
+    settings.server_file.write_text('{"state": "rea')
+    assert servers.status(settings).state is ServerState.STOPPED
+    assert servers.stop(settings).state is ServerState.STOPPED
+    assert record.process_start(pid) is None
+    assert not list(Path("/tmp").glob(f"{launch._prefix(settings)}*"))
+
+
+@pytest.mark.parametrize("folder", ["kept", "tritune-0-kept", "kept/.."])
+def test_whatever_a_record_calls_the_servers_folder_only_a_private_folder_is_removed(
+    settings: Settings, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / folder.partition("/")[0]).mkdir()
+    record.write(settings, known(pid=None, folder=str(tmp_path / folder)))
+    servers.stop(settings)
+    assert (tmp_path / folder).is_dir()
+
+
 def test_errors_of_models_and_missing_hardware_are_no_reason_of_death() -> None:
     log = (
         'E1130 02:43:37.5 28694 cuda_driver.cc:1] "CudaDriverHelper has not been initialized."\n'
@@ -216,7 +266,23 @@ def test_a_record_is_read_as_it_was_written_by_this_user_only(settings: Settings
     assert [path.name for path in settings.results.iterdir()] == ["server.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"state": "ready"}', '{"state": "odd", "kind": "embedded"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "[" * 100_000,
+        '{"state": "ready"}',
+        '{"state": "odd", "kind": "embedded"}',
+        '{"state": "ready", "kind": "embedded", "started_at": 1, "endpoints": {"http": "nowhere"}}',
+        '{"state": "ready", "kind": "remote", "started_at": 1, "endpoints": {"http": "a:1", "metrics": 5}}',
+        '{"state": "ready", "kind": "embedded", "started_at": 1, "endpoints": {"http": "a:1"}, "pid": "1"}',
+        '{"state": "ready", "kind": "embedded", "started_at": 1, "endpoints": {"http": "a:1", "control": ["x"]}}',
+        '{"state": "ready", "kind": "embedded", "started_at": 1, "endpoints": {"http": "a:1"}, "folder": 7}',
+    ],
+)
 def test_a_record_that_cannot_be_understood_is_none(settings: Settings, text: str) -> None:
     settings.results.mkdir()
     settings.server_file.write_text(text)

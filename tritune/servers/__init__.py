@@ -125,7 +125,7 @@ def stop(settings: Settings) -> ServerStatus:
         if known is not None:
             _server(known.kind).stop(settings, known)
         record.forget(settings)
-        launch.remove_leftovers(settings)
+        launch.clear(settings)
     return ServerStatus(ServerState.STOPPED)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tritune import model_syntax
 from tritune.errors import InputError, ServerError, TrituneError
-from tritune.plan import MODEL_NAME_PATTERN
+from tritune.plan import MODEL_NAME_PATTERN, Endpoints
 from tritune.servers import launch, record
 from tritune.servers.environment import is_set_up, set_up, unsupported_reason
 from tritune.servers.record import ServerKind, ServerRecord, ServerState, ServerStatus
@@ -52,7 +52,7 @@ def start(settings: Settings, *, port_base: int | None, progress: Callable[[str]
     known = record.read(settings)
     if known and known.kind is ServerKind.EMBEDDED:
         stop(settings, known)
-    launch.remove_leftovers(settings)
+    launch.clear(settings)
     wanted = DEFAULT_HTTP_PORT if port_base is None else port_base
     base = wanted
     for _ in range(START_TRIES):
@@ -67,8 +67,15 @@ def start(settings: Settings, *, port_base: int | None, progress: Callable[[str]
         except _PortLost:
             base = ports[0] + launch.PORT_STEP
             continue
-        progress(f"Triton {known.triton_version} is ready at {known.endpoints.http}.")
-        _load_all(settings, known, progress)
+        try:
+            progress(f"Triton {known.triton_version} is ready at {known.endpoints.http}.")
+            _load_all(settings, known, progress)
+        except TrituneError:
+            raise
+        except BaseException:  # cancelled, or Ctrl-C: a start that was called off leaves no server
+            stop(settings, known)
+            record.forget(settings)
+            raise
         return known.status()
     raise ServerError(f"No three free ports could be kept from {wanted} on. Name others with --port-base.")
 
@@ -83,6 +90,16 @@ def _start_once(settings: Settings, ports: tuple[int, int, int]) -> ServerRecord
         settings.server_log.touch(mode=0o600)
     except OSError as error:
         raise ServerError(f"The server's folder cannot be prepared ({error}). Make room or rights there.") from error
+    try:
+        return _launched(settings, folder, endpoints)
+    except BaseException:
+        # Also where Ctrl-C comes before server.json knows of the process: nothing of a half start stays.
+        launch.end_processes(str(folder))
+        launch.remove(folder)
+        raise
+
+
+def _launched(settings: Settings, folder: Path, endpoints: Endpoints) -> ServerRecord:
     pid = launch.launch(settings, folder, endpoints)
     known = ServerRecord(
         state=ServerState.STARTING,
@@ -109,6 +126,9 @@ def _start_once(settings: Settings, ports: tuple[int, int, int]) -> ServerRecord
         with contextlib.suppress(ServerError):
             record.write(settings, replace(known, state=ServerState.FAILED, pid=None, folder=None, reason=reason))
         raise ServerError(f"{reason} The log is {settings.server_log}.") from error
+    except BaseException:
+        record.forget(settings)
+        raise
     known = replace(known, state=ServerState.READY, triton_version=version)
     record.write(settings, known)
     return known

@@ -8,16 +8,19 @@ folder whose name has no space or shell character; links in there lead to the re
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,6 +40,7 @@ LAUNCH_TIMEOUT_S = 30
 BACKEND = Path(__file__).parent / "backends" / "onnxruntime"
 SAFE_PATH = re.compile(r"[A-Za-z0-9_/.-]+")
 SHARED_MEMORY = Path("/dev/shm")
+KILL_LIMIT_S = 10.0
 
 # Runs in a Python that ends at once: the server is then nobody's child and holds nobody's pipes.
 _LAUNCHER = (
@@ -185,24 +189,57 @@ def _prefix(settings: Settings) -> str:
     return f"tritune-{os.getuid()}-{mark}-"
 
 
+_PRIVATE = re.compile(rf"tritune-{os.getuid()}-[0-9a-f]{{8}}-.+")
+
+
 def _temporary_roots() -> list[Path]:
     """Folders for private folders, of those whose paths a shell leaves alone."""
     roots = [Path(tempfile.gettempdir()).absolute(), Path("/tmp"), Path("/var/tmp"), SHARED_MEMORY]
     return [root for root in dict.fromkeys(roots) if SAFE_PATH.fullmatch(str(root)) and root.is_dir()]
 
 
-def remove_leftovers(settings: Settings) -> None:
-    """Remove the private folders and shared memory that ended servers of this installation left behind.
+def clear(settings: Settings) -> None:
+    """End what still runs out of this installation's private folders, and remove them with their shared memory.
 
-    Only to be called while none of them runs.
+    Only to be called where no server should run: that of a lost or damaged server.json is ended too. Raises
+    ServerError where a process survives.
     """
+    end_processes(f"/{_prefix(settings)}")
     for root in dict.fromkeys([*_temporary_roots(), SHARED_MEMORY]):
         for path in root.glob(f"{_prefix(settings)}*"):
             remove(path)
 
 
+def end_processes(within: str) -> None:
+    """Kill this user's processes whose program's path holds `within`. Raises ServerError where one survives."""
+    deadline = time.monotonic() + KILL_LIMIT_S
+    while found := processes(within):
+        if time.monotonic() > deadline:
+            raise ServerError(f"Triton (pid {found[0]}) could not be ended. End it by hand and try again.")
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def processes(within: str) -> list[int]:
+    """This user's processes whose program (the first word of the command line) has a path that holds `within`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            program = (entry / "cmdline").read_bytes().partition(b"\0")[0]
+            if os.fsencode(within) in program and entry.stat().st_uid == os.getuid():
+                found.append(int(entry.name))
+    return found
+
+
 def remove(path: Path) -> None:
-    """Remove a private folder of this user and its shared memory; never what a link in it leads to."""
+    """Remove a private folder of this user and its shared memory; never what a link in it leads to.
+
+    Nothing else is ever removed, whatever a damaged server.json calls the server's folder.
+    """
+    if not _PRIVATE.fullmatch(path.name):
+        return
     for region in [*SHARED_MEMORY.glob(f"{path.name}*"), path]:
         try:
             is_ours = region.lstat().st_uid == os.getuid() and not region.is_symlink()

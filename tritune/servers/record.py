@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -107,6 +108,12 @@ class ServerRecord:
         values["kind"] = ServerKind(document["kind"])
         values["endpoints"] = Endpoints.from_dict(document["endpoints"])
         values["started_at"] = float(document["started_at"])
+        for name, kinds in _TYPES.items():
+            if type(values[name]) not in (*kinds, type(None)):
+                raise TypeError(f"{name}={values[name]!r}")
+        ends = values["endpoints"]
+        if not all(address is None or _ADDRESS.fullmatch(address) for address in (ends.http, ends.grpc, ends.metrics)):
+            raise ValueError(f"endpoints={ends}")
         return cls(**values)
 
     def status(self, state: ServerState | None = None, reason: str | None = None) -> ServerStatus:
@@ -133,6 +140,19 @@ class ServerRecord:
         if self.pid is None or not self.is_of_this_boot:
             return False
         return self.process_start is not None and process_start(self.pid) == self.process_start
+
+
+_ADDRESS = re.compile(r"[^\s/]+:\d{1,5}")
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "pid": (int,),
+    "process_start": (int,),
+    "boot_id": (str,),
+    "folder": (str,),
+    "triton_version": (str,),
+    "control": (bool,),
+    "statistics": (bool,),
+    "reason": (str,),
+}
 
 
 def boot_id() -> str:
@@ -175,7 +195,7 @@ def read(settings: Settings) -> ServerRecord | None:
     """What server.json says; None where there is none or it cannot be understood."""
     try:
         return ServerRecord.from_dict(json.loads(settings.server_file.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return None
 
 
@@ -199,5 +219,10 @@ def write(settings: Settings, record: ServerRecord) -> None:
 
 
 def forget(settings: Settings) -> None:
-    """Remove server.json."""
-    settings.server_file.unlink(missing_ok=True)
+    """Remove server.json. Raises ServerError where that is not allowed."""
+    try:
+        settings.server_file.unlink(missing_ok=True)
+    except OSError as error:
+        raise ServerError(
+            f"{settings.server_file} could not be removed ({error.strerror}). Remove it by hand and try again."
+        ) from error
