@@ -56,6 +56,7 @@ CANCEL_S = 4.0
 KEPT_UP = 0.9  # of the rate that was asked for; Poisson arrivals vary too
 CLOCK_STEP_NS = 1_000_000
 _LOAD_BEGINS = re.compile(r"Request (concurrency|Rate):")
+_REPLAY_BEGINS = re.compile(r"Using \w+ calls for inference")  # the last thing it says before a replay
 _PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+)")
 _ERROR = re.compile(r"(?:^|\n)\s*(?:[Ee]rror: |Thread \[\d+\] had error: )([^\n]+)")
 _NOT_KEPT_UP = re.compile(r"not able to keep up with the desired request rate")
@@ -124,18 +125,21 @@ def _why_not(tool: Tool) -> str | None:
     return (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
 
 
-def command(tool: Tool, plan: GeneratorPlan, inputs: Path, export: Path) -> list[str]:
-    """The argument list: one level of load, windows without end, since no two are equal to 0.001 %."""
+def command(tool: Tool, plan: GeneratorPlan, inputs: Path, export: Path, intervals: Path | None = None) -> list[str]:
+    """The argument list: one level of load, windows without end, since no two are equal to 0.001 %. `intervals` is
+    the file of a replay."""
     load, endpoints = plan.load, plan.endpoints
     window_ms = min(5000, max(1000, int((load.warmup_s + load.duration_s) * 100)))
     arguments = [str(tool.path), "-m", load.model, "-b", str(load.batch), "-v", "--input-data", str(inputs)]
     arguments += ["-p", str(window_ms), "-s", "0.001", "--max-trials", "1000000"]
     arguments += ["--profile-export-file", str(export)]
-    if load.rate_rps is None:
-        arguments += ["--concurrency-range", str(load.concurrency)]
-    else:
+    if load.rate_rps is not None:
         arguments += ["--request-rate-range", f"{load.rate_rps:g}", "--request-distribution", str(load.arrivals)]
         arguments += ["--max-threads", str(RATE_THREADS)]
+    elif intervals is not None:
+        arguments += ["--request-intervals", str(intervals), "--max-threads", str(RATE_THREADS)]
+    else:
+        arguments += ["--concurrency-range", str(load.concurrency)]
     for tensor in plan.signature.inputs:
         if -1 in tensor.shape and tensor.name in load.shapes:
             arguments += ["--shape", f"{tensor.name}:{','.join(str(size) for size in load.shapes[tensor.name])}"]
@@ -189,8 +193,11 @@ class Run:
             pool = payloads(self.plan.signature, self._load)
             inputs, export = private / "input.json", private / "export.json"
             inputs.write_text(json.dumps(perf_analyzer_document(pool, self.plan.signature)), encoding="utf-8")
+            intervals = private / "intervals.txt" if self._load.intervals_us else None
+            if intervals is not None:
+                intervals.write_text("".join(f"{interval}\n" for interval in self._load.intervals_us))
             process = subprocess.Popen(
-                command(self._tool, self.plan, inputs, export),
+                command(self._tool, self.plan, inputs, export, intervals),
                 env=environment,
                 cwd=private,
                 stdin=subprocess.DEVNULL,
@@ -211,6 +218,7 @@ class Run:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         parent = os.environ.get(PARENT_VARIABLE)
+        begins = _REPLAY_BEGINS if self._load.intervals_us else _LOAD_BEGINS
         limit = time.monotonic() + START_S
         pipe: int | None = None
         is_stopped = False
@@ -219,7 +227,7 @@ class Run:
                 self._listen(process.stdout)
                 now = time.monotonic_ns()
                 if self._start_ns == 0:
-                    if _LOAD_BEGINS.search(self._said):
+                    if begins.search(self._said):
                         os.mkfifo(export)  # only now: perf_analyzer refuses a path that exists when it starts
                         pipe = os.open(export, os.O_RDONLY | os.O_NONBLOCK)
                         self._fix_window(now)
@@ -301,11 +309,12 @@ class Run:
             sent, done = np.ascontiguousarray(part[:, 0]), np.ascontiguousarray(part[:, 1])
             self._writer.write(Samples(sent, sent, done, ok, np.zeros(len(part), dtype=np.int16)))
         self._writer.close()
-        if self._load.rate_rps is not None:
+        if self._load.is_open_loop:
+            wanted_rps = self._load.peak_rate_rps  # it knows no stages, so this is the mean rate
             rate_rps = np.count_nonzero(times[:, 0] >= self._start_ns) / self._load.duration_s
-            if _NOT_KEPT_UP.search(self._said) or rate_rps < KEPT_UP * self._load.rate_rps:
+            if _NOT_KEPT_UP.search(self._said) or rate_rps < KEPT_UP * wanted_rps:
                 message = (
-                    f"perf_analyzer was not able to keep up with the rate: {self._load.rate_rps:g} requests/s were "
+                    f"perf_analyzer was not able to keep up with the rate: {wanted_rps:g} requests/s were "
                     f"asked for, {rate_rps:.0f} sent. Use a lower rate, or --driver locust."
                 )
                 notes.append({"code": "not_kept_up", "message": message})

@@ -56,7 +56,9 @@ with ui.guard():
             concurrency = first.number_input("Clients", value=8, key="load_clients", **kept)
         else:
             rate = first.number_input("Requests per second", value=100.0, format="%g", key="load_rate", **kept)
-            arrivals = second[0].selectbox("Arrivals", list(Arrivals), key="load_arrivals", **kept)
+            arrivals = second[0].selectbox(
+                "Arrivals", [Arrivals.CONSTANT, Arrivals.POISSON], key="load_arrivals", **kept
+            )
         duration = third.number_input("Measure for, s", value=10.0, step=1.0, format="%g", key="load_duration", **kept)
         warmup = fourth.number_input("Warm up for, s", value=2.0, step=1.0, format="%g", key="load_warmup", **kept)
         with st.expander("Batch, timeout, seed, input shapes"):

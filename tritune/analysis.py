@@ -16,7 +16,7 @@ import numpy as np
 from tritune.doubts import MeasurementWarning, as_served
 from tritune.errors import InputError
 from tritune.estimators import rank
-from tritune.plan import Configuration, describe_load
+from tritune.plan import Configuration, describe_arrivals, describe_load
 from tritune.window import NS_PER_MS, Window
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ def _features(trial: Trial) -> dict[str, str]:
         found |= _configuration_features(trial.configuration)
     if version := trial.provenance.get("model_version"):
         found["version"] = f"version {version}"
-    clients = load["concurrency"]
-    open_loop = f"{load['rate_rps']:g}/s {load['arrivals']}" if clients is None else ""
-    found["load"] = open_loop or f"{clients} client{'s' if clients != 1 else ''}"
+    found["load"] = describe_arrivals(load)
     found["batch"] = f"client batch {load['batch']}"
     found["protocol"] = str(load["protocol"])
     found["driver"] = str(load["driver"])

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
+from tritune.arrival_plan import parse_intervals, parse_stages
 from tritune.errors import InputError, TrituneError
 from tritune.plan import Arrivals, Driver, JobKind, JobState, LoadPlan, Protocol, TuneChange, describe_load
 from tritune.settings import Settings
@@ -390,9 +391,14 @@ def load(
     protocol: Annotated[str, typer.Option(help="http or grpc.")] = "http",
     concurrency: Annotated[int | None, typer.Option(help="Closed loop: requests in flight.")] = None,
     rate: Annotated[float | None, typer.Option(help="Open loop: requests per second.")] = None,
-    arrivals: Annotated[str, typer.Option(help="constant or poisson (with --rate).")] = "constant",
+    arrivals: Annotated[str, typer.Option(help="constant or poisson (with --rate, --stages).")] = "constant",
+    stages: Annotated[str | None, typer.Option(help="Open loop: 10s:100,5s:100-400 (length:rate or from-to).")] = None,
+    intervals: Annotated[Path | None, typer.Option(help="Open loop: replay microseconds, one a line.")] = None,
+    max_connections: Annotated[int, typer.Option(help="The most that an open loop opens.")] = 512,
     batch: Annotated[int, typer.Option(help="Samples in one request.")] = 1,
-    duration: Annotated[float, typer.Option(help="Seconds that are measured.")] = 10.0,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds that are measured (default 10, or the stages).")
+    ] = None,
     warmup: Annotated[float, typer.Option(help="Seconds before that.")] = 2.0,
     workers: Annotated[int, typer.Option(help="Generator processes.")] = 1,
     seed: Annotated[int, typer.Option(help="Of arrivals and payloads.")] = 0,
@@ -407,15 +413,19 @@ def load(
     """Load-test the served configuration once."""
     from tritune import jobs
 
+    steps = parse_stages(stages) if stages is not None else ()
     plan = LoadPlan(
         model=name,
         driver=_choice(Driver, driver, "driver"),
         protocol=_choice(Protocol, protocol, "protocol"),
         concurrency=concurrency,
         rate_rps=rate,
-        arrivals=_choice(Arrivals, arrivals, "arrivals"),
+        arrivals=Arrivals.REPLAY if intervals is not None else _choice(Arrivals, arrivals, "arrivals"),
+        stages=steps,
+        intervals_us=_intervals(intervals) if intervals is not None else (),
+        max_connections=max_connections,
         batch=batch,
-        duration_s=duration,
+        duration_s=duration if duration is not None else sum(stage.duration_s for stage in steps) or 10.0,
         warmup_s=warmup,
         workers=workers,
         seed=seed,
@@ -443,6 +453,14 @@ def _choice(kind: Any, value: str, what: str) -> Any:
     except ValueError:
         known = " or ".join(str(member) for member in kind)
         raise InputError(f"--{what} {value!r} must be {known}.") from None
+
+
+def _intervals(path: Path) -> tuple[int, ...]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"The intervals {path} could not be read ({error}). Name a text file.") from error
+    return parse_intervals(text, str(path))
 
 
 def _int_ranges(values: list[str]) -> dict[str, tuple[int, int]]:

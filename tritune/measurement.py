@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from tritune.triton import StatisticsDifference
 
 
+_TOO_SHORT = "The window is under 1 s, too short for an interval."
+_BY_STAGES = "Stages change the load on purpose, so stretches of time are not alike and there is no interval."
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A number with its 95 % interval. `value` None has a `reason`; `at_least`: the truth is this or more."""
@@ -204,7 +208,7 @@ def measure(
 
 def _headline(plan: LoadPlan, window: Window, rng: np.random.Generator) -> tuple[Estimate, Latency]:
     """Throughput and latency with their intervals; one draw of blocks serves both."""
-    blocks = block_count(window.length_s)
+    blocks = 0 if plan.stages else block_count(window.length_s)
     draws = draw_blocks(blocks, rng) if blocks else None
     rate = window.answers_ns.size * plan.batch / window.length_s
     interval = None
@@ -212,10 +216,11 @@ def _headline(plan: LoadPlan, window: Window, rng: np.random.Generator) -> tuple
         slots = slots_of(window.answers_ns, window.start_ns, window.end_ns, blocks)
         counts = np.bincount(slots, minlength=draws.shape[1]) * plan.batch
         interval = interval_of_rate(counts, window.length_s, draws)
-    return Estimate(rate, interval), _latency(window, blocks, draws)
+    return Estimate(rate, interval), _latency(window, blocks, draws, _BY_STAGES if plan.stages else _TOO_SHORT)
 
 
-def _latency(window: Window, blocks: int, draws: NDArray[np.float32] | None) -> Latency:
+def _latency(window: Window, blocks: int, draws: NDArray[np.float32] | None, without: str) -> Latency:
+    """`without` says why there are no intervals where there are no draws."""
     durations = window.latencies
     lower_bounds = []
     plain: dict[str, float | None] = {}
@@ -231,7 +236,7 @@ def _latency(window: Window, blocks: int, draws: NDArray[np.float32] | None) -> 
     if draws is not None and (wanted := [q for q in tails if window.successes >= required_successes(q)]):
         slots = slots_of(window.intended_ns, window.start_ns, window.end_ns, blocks)
         intervals = dict(zip(wanted, intervals_of_quantiles(durations, slots, wanted, draws), strict=True))
-    p99, p999 = (_tail(window, quantile, intervals.get(quantile)) for quantile in tails)
+    p99, p999 = (_tail(window, quantile, intervals.get(quantile), without) for quantile in tails)
     some = durations.values.size > 0
     return Latency(
         p50=plain["p50"],
@@ -247,7 +252,7 @@ def _latency(window: Window, blocks: int, draws: NDArray[np.float32] | None) -> 
     )
 
 
-def _tail(window: Window, quantile: float, interval: Interval | None) -> Estimate:
+def _tail(window: Window, quantile: float, interval: Interval | None, without: str) -> Estimate:
     """A high percentile with its interval, or the reason why there is none."""
     needed = required_successes(quantile)
     found = window.latencies.quantile(quantile)
@@ -258,7 +263,7 @@ def _tail(window: Window, quantile: float, interval: Interval | None) -> Estimat
     if found.at_least:
         return Estimate(value, at_least=True, reason="Requests without an answer reach into it, so it may be higher.")
     if interval is None:
-        return Estimate(value, reason="The window is under 1 s, too short for an interval.")
+        return Estimate(value, reason=without)
     if interval[1] >= window.latencies.smallest_bound():
         return Estimate(value, reason="The interval reaches requests without an answer, so its upper end is unknown.")
     return Estimate(value, (interval[0] / NS_PER_MS, interval[1] / NS_PER_MS))
@@ -322,8 +327,10 @@ def _unstable(plan: LoadPlan, window: Window) -> MeasurementWarning | None:
     """Throughput and mean latency of the thirds of the window against each other.
 
     An open loop's throughput follows its schedule, so there answers are divided by the requests planned in the third:
-    what is left is the server's doing.
+    what is left is the server's doing. Stages change the load on purpose and are not judged.
     """
+    if plan.stages:
+        return None
     edges = np.linspace(window.start_ns, window.end_ns, doubts.STABLE_WINDOWS + 1)[1:-1]
     third = np.searchsorted(edges, window.intended_ns, side="right")
     planned = np.bincount(third, minlength=doubts.STABLE_WINDOWS)

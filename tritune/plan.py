@@ -11,11 +11,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tritune.arrival_plan import (
+    MAX_RATE_RPS,
+    Stage,
+    check_intervals,
+    check_stages,
+    describe_stages,
+    fingerprint,
+    mean_rate_rps,
+)
 from tritune.errors import InputError
 
 MODEL_NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 MAX_CONCURRENCY = 4096
-MAX_RATE_RPS = 1_000_000.0
+MAX_CONNECTIONS = 16384
 MAX_DURATION_S = 24 * 3600.0
 
 
@@ -34,10 +43,11 @@ class Protocol(StrEnum):
 
 
 class Arrivals(StrEnum):
-    """The arrival process of an open loop."""
+    """The arrival process of an open loop; stages change the rate of the first two, REPLAY has its own intervals."""
 
     CONSTANT = "constant"
     POISSON = "poisson"
+    REPLAY = "replay"
 
 
 class JobKind(StrEnum):
@@ -51,6 +61,7 @@ class JobKind(StrEnum):
     UNLOAD_MODEL = "unload_model"
     TUNE = "tune"
     LOAD_TEST = "load_test"
+    FIND_RATE = "find_rate"
 
 
 class JobState(StrEnum):
@@ -280,9 +291,13 @@ class TuneChange:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """One load test of one model: closed loop where `concurrency` is given, open loop where `rate_rps` is.
+    """One load test of one model: closed loop where `concurrency` is given, otherwise an open loop.
 
-    Raises InputError where a value is out of range or both (or neither) of the two are given.
+    An open loop has `rate_rps`, or `stages` (they are the measured time; the warm-up before them runs at the first
+    rate), or `intervals_us`, which are repeated from the warm-up's begin on. `max_connections` is the most that an
+    open loop opens, over all workers. `p99_limit_ms` is what the P99 should stay under; it changes nothing that is
+    sent. Raises InputError where a value is out of range, or not exactly one load is
+    given.
     """
 
     model: str
@@ -300,11 +315,17 @@ class LoadPlan:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     int_ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     input_data: str | None = None
+    stages: tuple[Stage, ...] = ()
+    intervals_us: tuple[int, ...] = ()
+    max_connections: int = 512
+    p99_limit_ms: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.concurrency is None) == (self.rate_rps is None):
+        given = (self.concurrency is not None, self.rate_rps is not None, bool(self.stages), bool(self.intervals_us))
+        if sum(given) != 1:
             raise InputError(
-                "A load test is either a closed loop (concurrency) or an open loop (rate). Give exactly one of them."
+                "A load test is either a closed loop (concurrency) or an open loop (rate, stages or intervals). Give "
+                "exactly one of them."
             )
         if self.concurrency is not None:
             _whole("concurrency", self.concurrency, 1, MAX_CONCURRENCY, "It is the number of requests in flight.")
@@ -316,6 +337,10 @@ class LoadPlan:
         _whole("workers", self.workers, 1, 64, "One generator process fills about one core.")
         _whole("seed", self.seed, 0, 2**63 - 1)
         _number("timeout", self.timeout_s, 0, 3600, open_low=True, hint="It is in seconds.")
+        _whole("max_connections", self.max_connections, 1, MAX_CONNECTIONS, "An open loop opens at most so many.")
+        if self.p99_limit_ms is not None:
+            _number("p99_ms", self.p99_limit_ms, 0, 3_600_000, open_low=True, hint="It is in milliseconds.")
+        self._check_open_loop()
         if self.workers > (self.concurrency or self.workers):
             raise InputError(
                 f"workers={self.workers} must not exceed concurrency={self.concurrency}. Use fewer workers."
@@ -324,13 +349,42 @@ class LoadPlan:
             if low > high:
                 raise InputError(f"The integer range {low}:{high} of input {name} is empty. Give the lower end first.")
 
+    def _check_open_loop(self) -> None:
+        if self.is_open_loop and self.max_connections < self.workers:
+            raise InputError(
+                f"max_connections={self.max_connections} must be at least workers={self.workers}: every process needs "
+                "one."
+            )
+        if bool(self.intervals_us) != (self.arrivals is Arrivals.REPLAY):
+            raise InputError("Replayed arrivals and a list of intervals belong together. Give both or neither.")
+        if self.intervals_us:
+            check_intervals(self.intervals_us)
+        if self.stages:
+            check_stages(self.stages)
+            total_s = sum(stage.duration_s for stage in self.stages)
+            if not math.isclose(total_s, self.duration_s, rel_tol=1e-9):
+                raise InputError(
+                    f"duration={self.duration_s:g} must be what the stages add up to, {total_s:g} s. Leave it out."
+                )
+            if self.driver is Driver.PERF_ANALYZER:
+                raise InputError(
+                    "perf_analyzer knows no stages. Use the locust driver, or a file of intervals, which both can send."
+                )
+
     @property
     def is_open_loop(self) -> bool:
-        return self.rate_rps is not None
+        return self.concurrency is None
+
+    @property
+    def peak_rate_rps(self) -> float:
+        """The highest rate of an open loop; of a replay the mean one."""
+        if self.intervals_us:
+            return mean_rate_rps(self.intervals_us)
+        return self.rate_rps or max((max(stage.from_rps, stage.to_rps) for stage in self.stages), default=0.0)
 
     def load(self) -> dict[str, Any]:
-        """The part that must be equal for two trials to be comparable."""
-        return {
+        """The part that must be equal for two trials to be comparable. What is as always is left out."""
+        document: dict[str, Any] = {
             "driver": str(self.driver),
             "protocol": str(self.protocol),
             "concurrency": self.concurrency,
@@ -338,6 +392,11 @@ class LoadPlan:
             "arrivals": str(self.arrivals) if self.is_open_loop else None,
             "batch": self.batch,
         }
+        if self.stages:
+            document["stages"] = describe_stages(self.stages)
+        if self.intervals_us:
+            document["intervals"] = fingerprint(self.intervals_us)
+        return document
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -356,6 +415,10 @@ class LoadPlan:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "int_ranges": {name: list(pair) for name, pair in self.int_ranges.items()},
             "input_data": self.input_data,
+            "stages": [[stage.duration_s, stage.from_rps, stage.to_rps] for stage in self.stages],
+            "intervals_us": list(self.intervals_us),
+            "max_connections": self.max_connections,
+            "p99_limit_ms": self.p99_limit_ms,
         }
 
     @classmethod
@@ -366,18 +429,28 @@ class LoadPlan:
         values["arrivals"] = Arrivals(values["arrivals"])
         values["shapes"] = {name: tuple(shape) for name, shape in values["shapes"].items()}
         values["int_ranges"] = {name: (pair[0], pair[1]) for name, pair in values["int_ranges"].items()}
+        values["stages"] = tuple(Stage(*row) for row in values.get("stages") or ())
+        values["intervals_us"] = tuple(values.get("intervals_us") or ())
         return cls(**values)
 
 
 def describe_load(load: Mapping[str, Any]) -> str:
     """A short label of `LoadPlan.load()`, such as `locust http, 8 clients` or `locust http, 100/s poisson`."""
+    batch = f", batch {load['batch']}" if load.get("batch", 1) != 1 else ""
+    return f"{load['driver']} {load['protocol']}, {describe_arrivals(load)}{batch}"
+
+
+def describe_arrivals(load: Mapping[str, Any]) -> str:
+    """How the requests of `LoadPlan.load()` come, such as `8 clients`, `100/s poisson`, `stages 10s:100,5s:100-400
+    constant`, `replay of 500 intervals (1a2b3c4d5e6f), 80/s`."""
     if load.get("concurrency") is not None:
         count = load["concurrency"]
-        size = f"{count} client{'s' if count != 1 else ''}"
-    else:
-        size = f"{load['rate_rps']:g}/s {load['arrivals']}"
-    batch = f", batch {load['batch']}" if load.get("batch", 1) != 1 else ""
-    return f"{load['driver']} {load['protocol']}, {size}{batch}"
+        return f"{count} client{'s' if count != 1 else ''}"
+    if load.get("stages"):
+        return f"stages {load['stages']} {load['arrivals']}"
+    if replayed := load.get("intervals"):
+        return f"replay of {replayed['count']} intervals ({replayed['sha256']}), {replayed['mean_rps']:.3g}/s"
+    return f"{load['rate_rps']:g}/s {load['arrivals']}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from loadgen.outcome import (
     write_outcome,
 )
 from loadgen.samples import SAMPLES_FILE, Samples, SampleWriter, Status
-from loadgen.schedule import offsets_ns, share
+from loadgen.schedule import planned_ns, share
 from tritune.errors import LoadTestError
 from tritune.plan import GeneratorPlan
 
@@ -78,7 +78,7 @@ class Leader:
         self._children = _children() if workers > 1 else []  # before gevent waits for those that end
         self._begin_ns = self._start_ns = self._end_ns = 0
         self._error: str | None = None
-        self._is_unwritable = False
+        self._is_unwritable = self._is_capped = False
         self._parent = int(os.environ[PARENT_VARIABLE]) if PARENT_VARIABLE in os.environ else None
         self._notes: list[Mapping[str, str]] = []
         reserve_outcome(folder)
@@ -116,6 +116,7 @@ class Leader:
         self._spin_ns += data["spin_ns"]
         self._cpu_ns += data["cpu_ns"]
         self._error = self._error or data.get("error")
+        self._is_capped = self._is_capped or data["is_capped"]
         if data["worker"] in self._workers:
             self._workers[data["worker"]].is_done = True
 
@@ -202,13 +203,12 @@ class Leader:
     def _note_lost(self, index: int, worker: _Worker, now: int) -> None:
         load = self.plan.load
         what = f"Worker {index + 1} of {self._count} was lost {(now - self._start_ns) / 1e9:.1f} s into the window"
-        if load.rate_rps is None:
+        if not load.is_open_loop:
             what += f": its share of the {load.concurrency} clients sent nothing after that"
         else:
             sent_until = max(worker.last_ns, self._begin_ns)
             missing = -worker.received
-            arrivals = offsets_ns(load.rate_rps, load.arrivals, load.seed, self._end_ns - self._begin_ns)
-            for chunk in share(arrivals, index, self._count):
+            for chunk in share(planned_ns(load, self._end_ns - self._begin_ns), index, self._count):
                 times = chunk + self._begin_ns
                 missing += int(np.searchsorted(times, sent_until, side="right"))
                 self._write(Samples.unsent(times[times > sent_until], index))
@@ -224,6 +224,8 @@ class Leader:
             self._writer.close()
         except LoadTestError as error:
             self._error = self._error or str(error)
+        if self._is_capped:
+            self._notes.append(_capped(self.plan.load.max_connections))
         outcome = Outcome(
             window_start_ns=self._start_ns,
             window_end_ns=self._end_ns,
@@ -266,6 +268,15 @@ class Leader:
             window_end_ns=self._end_ns,
         )
         write_live(self._folder, live)
+
+
+def _capped(connections: int) -> Mapping[str, str]:
+    message = (
+        f"All {connections} connections (max_connections) were in use, so requests waited for a free one; their "
+        "latency counts from when they were due. The server is slower than the arrivals, or the cap is too low: lower "
+        "the rate, or raise --max-connections."
+    )
+    return {"code": "connections_capped", "message": message}
 
 
 def _p99_ms(latencies_ns: NDArray[np.int64]) -> float | None:

@@ -18,7 +18,6 @@ from loadgen.samples import Status
 from loadgen.users.engine import BACK_OFF_NS, FOREVER, TICK_NS, Engine
 from loadgen.users.wire import Connection
 
-MAX_CONNECTIONS = 512  # of an open loop, over all workers
 FIRST_CONNECTIONS = 8
 OPENING_AT_ONCE = 32
 SPIN_NS = 400_000
@@ -87,9 +86,9 @@ class ClosedLoop(Engine):
 class OpenLoop(Engine):
     """Requests leave at the times of a schedule, whatever the server does, over as many connections as that takes.
 
-    `arrivals` yields ascending offsets from `begin_ns`; `rate_rps` is this process's own. At most
-    `max_connections` are opened; an arrival without a free one waits, keeps its intended time, and is unsent if
-    the window ends first.
+    `arrivals` yields ascending offsets from `begin_ns`; `rate_rps` is this process's own, the highest it
+    has. At most `max_connections` are opened; an arrival without a free one waits, keeps its intended time, and is
+    unsent if the window ends first. `is_capped` then says so.
     """
 
     def __init__(
@@ -110,6 +109,7 @@ class OpenLoop(Engine):
         self._free: list[Connection] = []
         self._opening = 0
         self._connections = 0
+        self.is_capped = False  # whether an arrival waited while all connections were in use
         self._outage: str | None = None
         self._spin_lead_ns = int(min(SPIN_NS, MAX_SPIN_SHARE * 1e9 / rate_rps))
 
@@ -215,6 +215,8 @@ class OpenLoop(Engine):
             return True
         overdue = bisect_right(self._chunk, now, self._position) - self._position
         wanted = min(overdue, OPENING_AT_ONCE) - self._opening
+        if self._connections >= self._max_connections and not self._opening:
+            self.is_capped = True
         for _ in range(min(wanted, self._max_connections - self._connections)):
             self._add_connection()
         return False

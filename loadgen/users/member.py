@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from loadgen.outcome import PARENT_VARIABLE
 from loadgen.payload import grpc_message, payloads
-from loadgen.schedule import offsets_ns, share
+from loadgen.schedule import planned_ns, share
 from loadgen.users.grpc import GrpcConnection, grpc_requests
 from loadgen.users.http import Head, HttpConnection, http_requests
-from loadgen.users.loops import MAX_CONNECTIONS, ClosedLoop, OpenLoop
+from loadgen.users.loops import ClosedLoop, OpenLoop
 from loadgen.users.statistics import StatisticsFeed
 from loadgen.users.wire import Connection, resolve, tls_context
 from tritune.errors import InputError, ServerDownError
@@ -80,16 +80,16 @@ class Member:
         connect, request_count = connector(plan)
         common = (connect, request_count, load.timeout_s, _give_way)
         self.engine: ClosedLoop | OpenLoop
-        if load.rate_rps is None:
+        if not load.is_open_loop:
             self.engine = ClosedLoop(*common)
         else:
-            rate_rps = load.rate_rps
 
             def arrivals(length_ns: int) -> Iterator[NDArray[np.int64]]:
-                return share(offsets_ns(rate_rps, load.arrivals, load.seed, length_ns), index, count)
+                return share(planned_ns(load, length_ns), index, count)
 
-            cap = max(1, MAX_CONNECTIONS // count)
-            self.engine = OpenLoop(*common, arrivals=arrivals, rate_rps=rate_rps / count, max_connections=cap)
+            rate_rps = load.peak_rate_rps / count
+            cap = load.max_connections // count + (index < load.max_connections % count)
+            self.engine = OpenLoop(*common, arrivals=arrivals, rate_rps=rate_rps, max_connections=max(1, cap))
             self.engine.prepare()
         self.is_reported = False
         self._is_begun = False
@@ -163,7 +163,7 @@ class Member:
                 "errors": self.engine.errors,
                 "spin_ns": self.engine.spin_ns,
                 "cpu_ns": self.engine.cpu_ns,
-                "connections": self.engine.opened,
+                "is_capped": isinstance(self.engine, OpenLoop) and self.engine.is_capped,
                 "error": error,
             },
         )

@@ -29,6 +29,8 @@ from loadgen.outcome import (
     write_outcome,
 )
 from loadgen.samples import Samples, Status, read_stream
+from loadgen.schedule import planned_ns
+from tritune.arrival_plan import parse_stages
 from tritune.errors import InputError, LoadTestError
 from tritune.plan import Arrivals, Endpoints, GeneratorPlan, LoadPlan, Signature, TensorSpec
 
@@ -130,6 +132,27 @@ def test_two_workers_are_merged_exactly(
         begin = outcome.window_start_ns - 300_000_000
         expected = np.concatenate(list(offsets_ns(200, Arrivals.POISSON, 0, 1_300_000_000))) + begin
         np.testing.assert_array_equal(np.sort(samples.intended_ns), expected)
+
+
+def test_stages_keep_their_schedule_over_two_workers_and_a_reached_cap_is_told(
+    fake_server: Callable[..., Any], start: Callable[..., Child]
+) -> None:
+    plan = plan_for(
+        fake_server("--law", "fixed:50").address,
+        stages=parse_stages("500ms:40,200ms:400,300ms:40-80"),
+        workers=2,
+        max_connections=3,
+    )
+    made = start(plan)
+    assert made.wait(40) == 0
+    outcome = made.outcome()
+    samples = read_stream(made.folder / "samples.arrow")
+    begin = outcome.window_start_ns - 300_000_000
+    expected = np.concatenate(list(planned_ns(plan.load, 1_300_000_000))) + begin
+    np.testing.assert_array_equal(np.sort(samples.intended_ns), expected)
+    (note,) = outcome.notes
+    assert note["code"] == "connections_capped"
+    assert "All 3 connections" in note["message"]
 
 
 def test_a_cancel_is_quick_and_keeps_what_was_measured(

@@ -142,6 +142,7 @@ def test_an_open_loop_keeps_its_schedule_whatever_the_server_does(fake_server: C
     np.testing.assert_array_equal(np.sort(samples.intended_ns), expected)
     assert count(samples, Status.OK) == len(samples) == 50
     assert loop.connections >= 20
+    assert not loop.is_capped
     assert (samples.sent_ns >= samples.intended_ns).all()
     # the machine may be busy; waiting for an answer would make 200 ms
     assert np.median(samples.sent_ns - samples.intended_ns) < 20e6
@@ -152,6 +153,7 @@ def test_an_open_loop_without_free_connections_keeps_intended_times_and_counts_t
 ) -> None:
     samples, loop, begin, end = run_open(fake_server("--law", "fixed:100").address, 200, connections=2)
     assert loop.connections == 2
+    assert loop.is_capped
     assert len(samples) == 100
     sent = count(samples, Status.OK)
     assert 4 <= sent <= 12

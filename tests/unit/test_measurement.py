@@ -14,6 +14,7 @@ import pytest
 
 from loadgen.outcome import Outcome
 from loadgen.samples import Samples, Status
+from tritune.arrival_plan import Stage
 from tritune.doubts import SATURATED_CPU_PERCENT, WarningCode
 from tritune.errors import LoadTestError
 from tritune.estimators import (
@@ -33,6 +34,7 @@ from tritune.triton import StatisticsDifference
 
 S = 1_000_000_000
 MS = 1_000_000
+COLUMNS = ("intended_ns", "sent_ns", "done_ns", "status", "worker")
 START, END = 100 * S, 110 * S
 CLOSED = LoadPlan("mnist", concurrency=8)
 OPEN = LoadPlan("mnist", rate_rps=500, arrivals=Arrivals.POISSON)
@@ -432,6 +434,24 @@ def test_a_throughput_that_falls_is_unstable() -> None:
     )
     assert "throughput" in warned(measured(thinner))[WarningCode.UNSTABLE]
     assert WarningCode.UNSTABLE not in warned(measured(thinner, OPEN))  # there it is the schedule's doing
+
+
+def test_stages_change_the_load_on_purpose_so_there_is_neither_an_interval_nor_instability() -> None:
+    plan = LoadPlan("mnist", stages=(Stage(5, 100, 100), Stage(5, 900, 900)))
+    half = steady(500, 1.0)
+    slow = steady(4500, 5.0, seed=2)
+    first = half.intended_ns < START + 5 * S
+    second = slow.intended_ns >= START + 5 * S
+    samples = Samples.join(
+        [Samples(*(getattr(part, name)[mask] for name in COLUMNS)) for part, mask in ((half, first), (slow, second))]
+    )
+    assert WarningCode.UNSTABLE in warned(measured(samples, OPEN))
+    result = measured(samples, plan)
+    assert WarningCode.UNSTABLE not in warned(result)
+    assert result.throughput_ips.ci95 is None
+    assert result.latency.p99.value is not None
+    assert result.latency.p99.ci95 is None
+    assert "Stages change the load" in (result.latency.p99.reason or "")
 
 
 def test_a_few_requests_are_no_ground_to_call_a_run_unstable() -> None:
