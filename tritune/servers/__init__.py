@@ -25,6 +25,7 @@ __all__ = [
     "attach",
     "connect",
     "embedded",
+    "ensure",
     "logs",
     "remote",
     "start",
@@ -69,6 +70,20 @@ def start(
 ) -> ServerStatus:
     """Start this installation's Triton and load the repository's models, or return the one that runs already.
 
+    As `ensure`, without whether this call started it.
+    """
+    return ensure(settings, kind, port_base=port_base, progress=progress)[0]
+
+
+def ensure(
+    settings: Settings,
+    kind: ServerKind = ServerKind.EMBEDDED,
+    *,
+    port_base: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[ServerStatus, bool]:
+    """See to it that a server is there: (its status, whether this call started it).
+
     `port_base` P asks for the ports P (HTTP), P+1 (gRPC) and P+2 (metrics); where one is taken the next free
     three are used and said. Raises ServerError where it cannot start, InputError for an impossible port.
     """
@@ -84,8 +99,8 @@ def start(
                 say(f"A Triton is running already at {now.endpoints.http}.")
             else:
                 say(f"The server at {now.endpoints.http} is attached; `tritune server stop` lets it go.")
-            return now
-        return embedded.start(settings, port_base=port_base, progress=say)
+            return now, False
+        return embedded.start(settings, port_base=port_base, progress=say), True
 
 
 def attach(
