@@ -21,6 +21,13 @@ PALETTE = ("#0078B4", "#D25A00", "#1EA5A5", "#964B78", "#3C96FF", "#C30F3C", "#0
 normal, deuteranopic and protanopic vision (tests/unit/test_charts.py measures both)."""
 PART_COLORS = ("#C3875A", "#6996D2", "#006996", "#875A00")
 """Colours of Triton's times, which no configuration has."""
+JUDGED = {
+    "held": ("holds", PART_COLORS[2], "circle"),
+    "missed": ("misses the limit", PART_COLORS[0], "square"),
+    "undecided": ("not decided", PART_COLORS[1], "triangle-up"),
+    "generator": ("generator was the limit", PART_COLORS[3], "diamond"),
+}
+"""Words, colour and shape of each judgement of a probed rate."""
 NO_COLOR = "#808080"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 DASHES: tuple[list[int], ...] = ([1, 0], [8, 4], [2, 2], [8, 3, 2, 3], [14, 4], [4, 4], [14, 3, 2, 3, 2, 3], [1, 4])

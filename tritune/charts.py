@@ -20,6 +20,7 @@ from tritune.chart_style import (
     BAR_DOWN_PX,
     BAR_PX,
     DASHES,
+    JUDGED,
     NARROW,
     NO_COLOR,
     PALETTE,
@@ -333,6 +334,58 @@ def _marked(headline: pd.DataFrame, shown: set[str]) -> pd.DataFrame:
     ]
     found = pd.concat(parts, ignore_index=True)
     return found[found["trial_id"].isin(shown) & found["latency_ms"].notna()]
+
+
+def rate_probes(probes: pd.DataFrame, limit_ms: float) -> Chart:
+    """P99 latency at each rate that a search tried, with 95 % intervals and the limit, both axes logarithmic.
+
+    Probes without a P99 are left out.
+    """
+    drawn = probes[probes["p99_ms"].notna()]
+    base = alt.Chart(drawn.assign(words=[JUDGED[name][0] for name in drawn["judgement"]]))
+    x = alt.X(
+        "rate_rps:Q",
+        title="Rate, requests/s (logarithmic)",
+        scale=alt.Scale(type="log", nice=False, padding=24),
+        axis=alt.Axis(format=",~r", tickCount=5, labelOverlap=True),
+    )
+    y = alt.Y(
+        "p99_ms:Q",
+        title="P99 latency, ms (logarithmic)",
+        scale=alt.Scale(type="log", nice=True),
+        axis=alt.Axis(format="~g", tickCount=5, labelOverlap=True),
+    )
+    present = [name for name in JUDGED if name in set(drawn["judgement"])]
+    words, shown, shapes = ([JUDGED[name][part] for name in present] for part in range(3))
+    legend = alt.Legend(orient="bottom", direction="horizontal", columns=2, symbolSize=110, symbolStrokeWidth=2)
+    color = alt.Color("words:N", title=None, sort=None, scale=alt.Scale(domain=words, range=shown), legend=legend)
+    shape = alt.Shape("words:N", title=None, sort=None, scale=alt.Scale(domain=words, range=shapes), legend=legend)
+    tooltip = [
+        alt.Tooltip("trial_id:N", title="Trial"),
+        alt.Tooltip("rate_rps:Q", title="Rate, requests/s", format=_DIGITS),
+        alt.Tooltip("p99_ms:Q", title="P99 latency, ms", format=_DIGITS),
+        alt.Tooltip("words:N", title="Judged"),
+    ]
+    limit = alt.Chart(alt.InlineData(values=[{"limit_ms": limit_ms}]))
+    right = alt.Axis(orient="right", values=[limit_ms], labelExpr=f"'limit {limit_ms:g}'", grid=False, labelPadding=4)
+    layers = [
+        limit.mark_rule(color=NO_COLOR, strokeDash=[6, 4], strokeWidth=2).encode(
+            y=alt.Y("limit_ms:Q", title=None, axis=right)
+        ),
+        base.mark_rule(strokeWidth=2).encode(x=x, y=alt.Y("p99_low:Q", axis=None), y2="p99_high:Q", color=color),
+        base.mark_point(size=110, filled=True, opacity=1).encode(x=x, y=y, color=color, shape=shape, tooltip=tooltip),
+    ]
+    told = "; ".join(
+        f"{significant(row.rate_rps)}/s: {_p99(row)} ms, {JUDGED[row.judgement][0]}"
+        for row in drawn.sort_values("rate_rps").itertuples(index=False)
+    )
+    return finish(
+        alt.layer(*layers).resolve_axis(y="independent"),
+        "P99 latency at each rate tried, ms",
+        f"Scatter plot of the P99 latency in ms with 95 % intervals at each rate in requests per second, with the limit "
+        f"of {limit_ms:g} ms. {told or 'No rate was tried yet'}.",
+        height=300,
+    )
 
 
 def live_throughput(live: pd.DataFrame) -> Chart:

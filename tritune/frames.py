@@ -123,3 +123,27 @@ def live_frame(points: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     frame = pd.DataFrame([{name: point.get(name) for name in columns} for point in points], columns=columns)
     frame = frame.astype({"elapsed_s": float, "throughput_rps": float, "p99_ms": float})
     return frame.drop_duplicates("elapsed_s", keep="last").sort_values("elapsed_s", ignore_index=True)
+
+
+def probe_frame(probes: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The rates that a search tried, one row a probe of `rate_report.document`: trial_id, rate_rps, p99_ms with p99_low and
+    p99_high (NaN where there is none), p99_at_least, judgement. The closed loop that it began with is left out."""
+    rows = []
+    for probe in probes:
+        if probe["rate_rps"] is None:
+            continue
+        low, high = probe["p99_ms"]["ci95"] or (None, None)
+        rows.append(
+            {
+                "trial_id": probe["trial_id"],
+                "rate_rps": probe["rate_rps"],
+                "p99_ms": probe["p99_ms"]["value"],
+                "p99_low": low,
+                "p99_high": high,
+                "p99_at_least": probe["p99_ms"]["at_least"],
+                "judgement": probe["judgement"],
+            }
+        )
+    numbers = ("rate_rps", "p99_ms", "p99_low", "p99_high")
+    columns = ["trial_id", *numbers, "p99_at_least", "judgement"]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float))

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tritune import chart_style, charts
+from tritune import chart_style, charts, frames
 
 WHITE, DARK = "#FFFFFF", "#101614"  # the two page backgrounds of .streamlit/config.toml
 KEYS = ("mnist: no batching", "mnist: preferred 4,8", "mnist: delay 0")
@@ -80,6 +80,21 @@ def live() -> pd.DataFrame:
     )
 
 
+def probes() -> pd.DataFrame:
+    rows = [
+        {
+            "trial_id": f"t{number}",
+            "rate_rps": rate,
+            "p99_ms": {"value": p99, "ci95": [0.9 * p99, 1.1 * p99] if p99 < 90 else None, "at_least": p99 > 90},
+            "judgement": judgement,
+        }
+        for number, (rate, p99, judgement) in enumerate(
+            [(700.0, 8.0, "held"), (1000.0, 99.0, "missed"), (840.0, 19.5, "undecided"), (920.0, 30.0, "generator")]
+        )
+    ]
+    return frames.probe_frame([{"rate_rps": None}, *rows])
+
+
 def every_chart(empty: bool = False) -> dict[str, dict[str, Any]]:
     def table(full: pd.DataFrame) -> pd.DataFrame:
         return full.iloc[:0] if empty else full
@@ -94,6 +109,7 @@ def every_chart(empty: bool = False) -> dict[str, dict[str, Any]]:
         "batches": charts.batch_size_histogram(table(batch_sizes()), colors),
         "live throughput": charts.live_throughput(table(live())),
         "live p99": charts.live_p99(table(live())),
+        "rates": charts.rate_probes(table(probes()), 20.0),
     }
     return {name: chart.to_dict() for name, chart in made.items()}  # to_dict validates against Vega-Lite's schema
 
@@ -134,6 +150,8 @@ def test_the_alt_text_tells_the_numbers() -> None:
     assert "1.02 (29 % queue)" in CHARTS["server"]["description"]
     assert "average 4.33, most in batches of 8" in CHARTS["batches"]["description"]
     assert "3,100 requests/s" in CHARTS["live throughput"]["description"]
+    assert "limit of 20 ms. 700/s: 8.00 ms, holds; 840/s: 19.5 ms, not decided" in CHARTS["rates"]["description"]
+    assert "1,000/s: ≥ 99.0 ms, misses the limit" in CHARTS["rates"]["description"]
 
 
 def test_tooltips_have_three_significant_digits() -> None:
@@ -176,6 +194,13 @@ def test_points_differ_in_shape_and_lines_in_dashes() -> None:
     dashes = encoding(CHARTS["curves"], "strokeDash")["scale"]["range"]
     assert len({tuple(dash) for dash in dashes}) == 3
     assert len(set(chart_style.SHAPES)) == len({tuple(dash) for dash in chart_style.DASHES}) == len(chart_style.PALETTE)
+
+
+def test_judgements_of_rates_differ_in_colour_shape_and_words() -> None:
+    assert len(set(zip(*chart_style.JUDGED.values(), strict=True))) == 3
+    for part in zip(*chart_style.JUDGED.values(), strict=True):
+        assert len(set(part)) == 4
+    assert encoding(CHARTS["rates"], "shape")["scale"]["range"] == ["circle", "square", "triangle-up", "diamond"]
 
 
 def test_a_trial_keeps_its_shape_where_another_is_left_out() -> None:
