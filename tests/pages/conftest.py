@@ -219,7 +219,7 @@ def serve(with_model: Installation, monkeypatch: pytest.MonkeyPatch) -> Callable
 
     endpoints = Endpoints("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002", control=("tritune", "secret"))
 
-    def served(configuration: Configuration = PLAIN) -> None:
+    def served(configuration: Configuration = PLAIN, *, forget: bool = True) -> None:
         ready = ServerStatus(ServerState.READY, ServerKind.EMBEDDED, endpoints, "2.51.0", None, 4711, True, True, 1.0)
         monkeypatch.setattr(servers, "status", lambda settings: ready)
         monkeypatch.setattr(servers, "connect", lambda settings: FakeTriton(endpoints))
@@ -235,7 +235,8 @@ def serve(with_model: Installation, monkeypatch: pytest.MonkeyPatch) -> Callable
 
         now = model_config.change(ModelRepository(with_model.settings.model_repo).config("mnist"), change)
         FakeTriton.now = now
-        st.cache_data.clear()
+        if forget:
+            st.cache_data.clear()
 
     return served
 

@@ -71,6 +71,15 @@ def test_home_leads_through_the_job_step_by_step(
     assert primary(open_page("app.py")) == "Compare the configurations"
 
 
+def test_a_job_that_ended_between_two_pages_is_seen_at_once(serve: Callable[..., None], with_model: Any) -> None:
+    serve()
+    with_model.trial()
+    assert primary(open_page("app.py")) == "Try a second configuration"
+    serve(PREFERRED, forget=False)
+    with_model.tune()
+    assert primary(open_page("app.py")) == "Run a load test"
+
+
 def test_the_set_up_can_be_started_from_home_and_its_failure_is_shown(
     installation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ KINDS: Mapping[JobKind, str] = {
     JobKind.UNLOAD_MODEL: "Unload",
     JobKind.TUNE: "Tune",
     JobKind.LOAD_TEST: "Load test",
+    JobKind.FIND_RATE: "Rate search",
 }
 _BARS = (
     '<g fill="#17826F"><rect x="1" y="14" width="6" height="14" rx="2"/>'
@@ -296,14 +297,19 @@ def store() -> Store:
     return _store(settings().database_url)
 
 
+def _revision() -> str:
+    """Changes with every job that begins or ends, so that no cached read outlives what changed it."""
+    return " ".join(f"{job.id}{job.state}" for job in store().jobs(limit=8))
+
+
 @st.cache_data(ttl=2.0, max_entries=8, show_spinner=False)
-def _status(results: str) -> ServerStatus:
+def _status(results: str, revision: str) -> ServerStatus:
     return servers.status(settings())
 
 
 def server_status() -> ServerStatus:
     """The server as it was within the last 2 s."""
-    return _status(str(settings().results))
+    return _status(str(settings().results), _revision())
 
 
 def triton() -> Triton:
@@ -342,12 +348,12 @@ def model_names() -> list[str]:
     """Models of the repository, and those that a server elsewhere serves."""
     names = [entry.name for entry in repository().models()]
     if is_elsewhere():
-        names += [name for name in _elsewhere(str(settings().results)) if name not in names]
+        names += [name for name in _elsewhere(str(settings().results), _revision()) if name not in names]
     return names
 
 
 @st.cache_data(ttl=2.0, max_entries=8, show_spinner=False)
-def _elsewhere(results: str) -> list[str]:
+def _elsewhere(results: str, revision: str) -> list[str]:
     """What a server elsewhere lists; nothing where it does not say."""
     try:
         return [str(model["name"]) for model in triton().index()]
@@ -356,7 +362,7 @@ def _elsewhere(results: str) -> list[str]:
 
 
 @st.cache_data(ttl=2.0, max_entries=32, show_spinner=False)
-def _served(results: str, model: str) -> Mapping[str, Any] | None:
+def _served(results: str, model: str, revision: str) -> Mapping[str, Any] | None:
     try:
         return triton().config(model)
     except ServerError:
@@ -365,7 +371,7 @@ def _served(results: str, model: str) -> Mapping[str, Any] | None:
 
 def served_config(model: str) -> ModelConfig | None:
     """What the server says it serves, as it was within the last 2 s; None where it serves nothing or does not say."""
-    document = _served(str(settings().results), model) if is_ready() else None
+    document = _served(str(settings().results), model, _revision()) if is_ready() else None
     return None if document is None else model_config.from_served(document)
 
 
