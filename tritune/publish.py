@@ -37,16 +37,17 @@ def build_mnist(
     Returns {"model", "version", "opset", "accuracy", "max_abs_difference", "loaded"}. Raises InputError,
     DatasetError (only with `retrain`) and TritonRefusedError.
     """
+    opset = DEFAULT_OPSET if opset is None else opset
     if retrain:
         mnist.train(settings, progress=lambda text, _fraction: progress(text))
     progress("Exporting the MNIST network to ONNX")
     with tempfile.TemporaryDirectory(prefix="tritune-export-") as folder:
-        path = mnist.export(opset or DEFAULT_OPSET, Path(folder), simplify=simplify)
+        path = mnist.export(opset, Path(folder), simplify=simplify)
         metadata = onnx_model.inspect(path).metadata
         result = _publish(settings, path, MNIST_MODEL, MNIST_MAX_BATCH_SIZE, progress)
     return {
         **result,
-        "opset": opset or DEFAULT_OPSET,
+        "opset": opset,
         "accuracy": float(metadata["accuracy"]),
         "max_abs_difference": float(metadata["max_abs_difference"]),
     }

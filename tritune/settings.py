@@ -17,6 +17,16 @@ DEFAULT_HTTP_PORT = 8000
 DEFAULT_APP_PORT = 8501
 
 
+def _path(variable: str, text: str) -> Path:
+    try:
+        path = Path(text).expanduser().absolute()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, the home of nobody, a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{variable}={text} is not a path ({reason}). Unset it or name a folder.") from error
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One installation: two values of `results` are two independent installations on one machine."""
@@ -38,7 +48,7 @@ class Settings:
 
         def folder(variable: str, default: Path) -> Path:
             text = environ.get(variable, "").strip()
-            path = Path(text).expanduser().absolute() if text else default
+            path = _path(variable, text) if text else default
             if path.exists() and not path.is_dir():
                 raise InputError(f"{variable}={text} is a file and must be a folder. Unset it or name a folder.")
             return path
@@ -51,7 +61,7 @@ class Settings:
             results=results,
             database_url=environ.get("TRITUNE_DATABASE_URL", "").strip() or f"sqlite:///{results / 'tritune.db'}",
             embedded_env=folder("TRITUNE_EMBEDDED_ENV", ROOT / ".triton"),
-            mnist_dir=Path(mnist).expanduser().absolute() if mnist else None,
+            mnist_dir=_path("TRITUNE_MNIST_DIR", mnist) if mnist else None,
         )
 
     @property

@@ -22,7 +22,9 @@ from tritune.errors import InputError, StoreError
 from tritune.plan import Configuration, JobKind, JobState, LoadPlan, TrialState
 
 SCHEMA_VERSION = 1
+SQLITE = "sqlite:///"
 LOST_AFTER_S = 20.0
+MAX_ID = 2**31 - 1  # what a database's INTEGER holds
 
 _metadata = sa.MetaData()
 
@@ -141,22 +143,38 @@ class Trial:
 
 def trial_number(trial_id: str) -> int:
     """The row behind `t12` (or `12`). Raises InputError for anything else."""
-    text = trial_id.strip().lower().removeprefix("t")
-    if not text.isascii() or not text.isdigit():
-        raise InputError(f"{trial_id!r} is not a trial. Trials are named t1, t2, …; `tritune study list` shows them.")
-    return int(text)
+    return _row_number(trial_id, "trial", "Trials are named t1, t2, …")
 
 
 def study_number(study_id: str) -> int:
     """The row behind `s7` (or `7`). Raises InputError for anything else."""
-    text = study_id.strip().lower().removeprefix("s")
+    return _row_number(study_id, "study", "Studies are named s1, s2, …")
+
+
+def _row_number(name: str, kind: str, rule: str) -> int:
+    text = name.strip().lower().removeprefix(kind[0])
     if not text.isascii() or not text.isdigit():
-        raise InputError(f"{study_id!r} is not a study. Studies are named s1, s2, …; `tritune study list` shows them.")
-    return int(text)
+        raise InputError(f"{name!r} is not a {kind}. {rule}; `tritune study list` shows them.")
+    digits = text.lstrip("0") or "0"
+    if len(digits) > 10 or int(digits) > MAX_ID:
+        raise InputError(f"There is no {kind} {name}. `tritune study list` shows those that exist.")
+    return int(digits)
 
 
-def _sentence(error: sa.exc.SQLAlchemyError, url: str) -> str:
-    where = sa.engine.make_url(url).render_as_string(hide_password=True)
+def _parsed(url: str) -> sa.URL:
+    """The address. All that follows sqlite:/// is a path, also what would be a query elsewhere (`a folder?`)."""
+    if url.startswith(SQLITE):
+        return sa.URL.create("sqlite", database=url.removeprefix(SQLITE))
+    parsed = sa.engine.make_url(url)
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername in ("postgres", "postgresql") else parsed
+
+
+def _shown(url: sa.URL) -> str:
+    return f"{SQLITE}{url.database}" if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
+
+
+def _sentence(error: sa.exc.SQLAlchemyError, url: sa.URL) -> str:
+    where = _shown(url)
     text = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
     if "full" in text and "disk" in text:
         return f"The disk under {where} is full. Free some space; everything that was finished is kept."
@@ -179,9 +197,7 @@ class Store:
         self.url = url
         self._clock = clock
         try:
-            parsed = sa.engine.make_url(url)
-            if parsed.drivername in ("postgres", "postgresql"):
-                parsed = parsed.set(drivername="postgresql+psycopg")
+            parsed = _parsed(url)
             self._engine = sa.create_engine(parsed, pool_pre_ping=not parsed.drivername.startswith("sqlite"))
         except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
             raise StoreError(
@@ -223,7 +239,13 @@ class Store:
             with self._engine.begin() as connection:
                 yield connection
         except sa.exc.SQLAlchemyError as error:
-            raise StoreError(_sentence(error, self.url)) from error
+            raise StoreError(_sentence(error, self._engine.url)) from error
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            # What a damaged file, another program or another version of Tritune left in a row.
+            raise StoreError(
+                f"A row of {_shown(self._engine.url)} cannot be read ({type(error).__name__}: {error}). Use the "
+                "Tritune that wrote it, or move the database away."
+            ) from error
 
     def close(self) -> None:
         """Give the connections back. The store can still be used afterwards."""
@@ -252,9 +274,10 @@ class Store:
         """One job. Raises InputError where there is none."""
         with self._transaction() as connection:
             row = connection.execute(sa.select(_jobs).where(_jobs.c.id == job_id)).one_or_none()
-        if row is None:
+            found = None if row is None else _job(row)
+        if found is None:
             raise InputError(f"There is no study or job {job_id}. `tritune study list` shows those that exist.")
-        return _job(row)
+        return found
 
     def jobs(
         self, kinds: Sequence[JobKind] | None = None, *, active: bool = False, limit: int = 100
@@ -422,9 +445,10 @@ class Store:
         query = sa.select(_trials).where(_trials.c.id == trial_number(trial_id))
         with self._transaction() as connection:
             row = connection.execute(query).one_or_none()
-        if row is None:
+            found = None if row is None else _trial(row)
+        if found is None:
             raise InputError(f"There is no trial {trial_id}. `tritune study list` shows those that exist.")
-        return _trial(row)
+        return found
 
     def trials(
         self,

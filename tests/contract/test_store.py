@@ -11,6 +11,7 @@ import pytest
 
 from tritune.errors import InputError, StoreError
 from tritune.plan import Configuration, JobKind, JobState, LoadPlan, TrialState
+from tritune.settings import Settings
 from tritune.store import Store, study_number, trial_number
 
 PLAN = LoadPlan(model="mnist", concurrency=8)
@@ -175,6 +176,16 @@ def test_what_is_not_a_trial_id_is_named(text: str) -> None:
         trial_number(text)
 
 
+@pytest.mark.parametrize("number", ["99", str(2**31 - 1), str(2**31), "9" * 23, "9" * 5000, "0" * 5000])
+def test_an_id_that_no_row_has_is_named_whatever_its_size(store: Store, number: str) -> None:
+    with pytest.raises(InputError, match=f"There is no trial t{number}"):
+        store.trial(f"t{number}")
+    with pytest.raises(InputError, match="There is no study"):
+        store.job(study_number(f"s{number}"))
+    with pytest.raises(InputError, match="There is no study"):
+        store.request_cancel(study_number(f"s{number}"))
+
+
 def test_ids_are_read_with_or_without_their_letter() -> None:
     assert trial_number("t12") == trial_number(" 12 ") == 12
     assert study_number("S7") == 7
@@ -196,6 +207,32 @@ def test_a_database_that_cannot_be_used_gets_one_sentence(make: object, sentence
         Store(make(tmp_path))  # type: ignore[operator]
     assert "secret" not in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["a folder?", "a?b=c", "50%25", "a@b:c", "it's \\ ünï #1"])
+def test_any_folder_can_hold_the_database(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / "tritune.db"
+    store = Store(Settings.from_env({"TRITUNE_RESULTS": str(path.parent)}).database_url)
+    job_id = store.insert_job(JobKind.TUNE, {})
+    store.close()
+    assert path.is_file()
+    assert [folder.name for folder in tmp_path.iterdir()] == [name]
+    again = Store(f"sqlite:///{path}")
+    assert again.job(job_id).id == job_id
+    again.close()
+
+
+@pytest.mark.parametrize(("column", "text"), [("payload", "{"), ("state", "odd"), ("kind", "")])
+def test_a_row_that_cannot_be_read_gets_one_sentence(tmp_path: Path, column: str, text: str) -> None:
+    import sqlalchemy as sa
+
+    store = Store(f"sqlite:///{tmp_path / 'tritune.db'}")
+    job_id = store.insert_job(JobKind.TUNE, {})
+    with store._engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE jobs SET {column} = :text"), {"text": text})
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.job(job_id)
+    store.close()
 
 
 def test_a_database_of_a_newer_tritune_is_left_alone(tmp_path: Path) -> None:

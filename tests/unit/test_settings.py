@@ -33,6 +33,15 @@ def test_a_variable_that_names_a_file_is_refused_in_one_sentence(tmp_path: Path)
         Settings.from_env({"TRITUNE_RESULTS": str(file)})
 
 
+@pytest.mark.parametrize(
+    "variable", ["TRITUNE_RESULTS", "TRITUNE_MODEL_REPO", "TRITUNE_EMBEDDED_ENV", "TRITUNE_MNIST_DIR"]
+)
+@pytest.mark.parametrize("text", ["x" * 300, "/" + "y/" * 3000, "~nobody-of-that-name/x"])
+def test_a_variable_that_can_be_no_path_is_refused_in_one_sentence(variable: str, text: str) -> None:
+    with pytest.raises(InputError, match=f"{variable}=.* is not a path"):
+        Settings.from_env({variable: text})
+
+
 def test_relative_folders_count_from_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Settings.from_env({"TRITUNE_MODEL_REPO": "models"}).model_repo == tmp_path / "models"
