@@ -142,14 +142,15 @@ def apply(
             "there. Start it with --model-control-mode=explicit, or use `tritune server start`."
         )
     was_served = triton.model_ready(model)
+    # The last word before anything changes: whoever cancels does so by raising in here, and from now on it is done
+    # to its end, since a file that is written and not loaded, or loaded and not recorded, could not be undone.
+    progress(f"Writing config.pbtxt of {model}, reloading it, and comparing with what the server reports")
     probe = _Probe(triton, model) if was_served else None
     if probe is not None:
         probe.start()
     try:
-        progress(f"Writing config.pbtxt of {model}")
         if not wanted.changes_nothing:
             repository.write_config(model, wanted.after.text)
-        progress(f"Reloading {model}")
         began = time.monotonic_ns()
         try:
             triton.load(model)
@@ -163,7 +164,6 @@ def apply(
     finally:
         if probe is not None:
             probe.stop()
-    progress("Comparing with the configuration that the server reports")
     served = model_config.from_served(triton.config(model))
     return Applied(
         model=model,

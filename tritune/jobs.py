@@ -30,10 +30,11 @@ def run_and_wait(
 ) -> Job:
     """Submit a job and return it when it has ended; `say` gets each new line of progress.
 
-    An interrupt (Ctrl-C) cancels the job and waits for its end.
+    An interrupt (Ctrl-C) cancels the job and waits for its end; a second one is raised.
     """
     job_id = submit(settings, store, kind, payload)
     said = ""
+    is_cancelled = False
     ensured = time.monotonic()
     while True:
         try:
@@ -49,19 +50,25 @@ def run_and_wait(
                 ensured = time.monotonic()
             time.sleep(POLL_S)
         except KeyboardInterrupt:
+            if is_cancelled:
+                raise
+            is_cancelled = True
             say("Cancelling; press Ctrl-C again to leave it to the worker.")
             store.request_cancel(job_id)
 
 
 def check_load(settings: Settings, plan: LoadPlan) -> None:
-    """Refuse what cannot be run before it waits in line: no server, an unknown model, a batch too large.
+    """Refuse what cannot be run before it waits in line: no server, an unknown model or input, a batch too large.
 
     Raises ServerDownError, UnknownModelError, InputError.
     """
+    from loadgen import payload
     from tritune import servers, trial
 
     triton = servers.connect(settings)
     trial.check_model(settings, triton, plan)
     if triton.model_ready(plan.model):
-        trial.check_batch(plan, triton.signature(plan.model))
+        signature = triton.signature(plan.model)
+        trial.check_batch(plan, signature)
+        payload.payloads(signature, plan, count=1)
     trial.check_disk(settings, plan)

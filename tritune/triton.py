@@ -210,6 +210,17 @@ class Triton:
         answer = self._object(f"/v2/models/{quote(name)}/stats", f"show the statistics of {name}")
         return parse_statistics(answer, time.monotonic_ns())
 
+    def register_system_memory(self, name: str, key: str, size: int) -> None:
+        """Let the server map the first `size` bytes of the shared memory `key` as region `name`. Raises ServerError."""
+        path = f"/v2/systemsharedmemory/region/{quote(name)}/register"
+        body = {"key": key, "offset": 0, "byte_size": size}
+        self._json("POST", path, body, what=f"map the shared memory {key}")
+
+    def unregister_system_memory(self, name: str) -> None:
+        """Let the server forget a region; one that it does not know is forgotten. Raises ServerError."""
+        path = f"/v2/systemsharedmemory/region/{quote(name)}/unregister"
+        self._json("POST", path, {}, what=f"forget the shared memory {name}")
+
     def infer(
         self, name: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
@@ -334,15 +345,22 @@ def _pool(address: str, tls: Mapping[str, Any] | None) -> urllib3.HTTPConnection
     if not host or not port.isdigit():
         raise InputError(f"The address {address!r} must be host:port, such as 127.0.0.1:8000.")
     host = host.strip("[]")
+    try:
+        return _pool_of(host, int(port), tls)
+    except urllib3.exceptions.HTTPError as error:
+        raise InputError(f"The host in {address!r} is no name that can be looked up ({error}). Correct it.") from error
+
+
+def _pool_of(host: str, port: int, tls: Mapping[str, Any] | None) -> urllib3.HTTPConnectionPool:
     if tls is None:
-        return urllib3.HTTPConnectionPool(host, int(port), maxsize=8)
+        return urllib3.HTTPConnectionPool(host, port, maxsize=8)
     verify = tls.get("verify", True)
     if not verify:
         # The user was asked and said so; a warning with every request would drown everything else.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     return urllib3.HTTPSConnectionPool(
         host,
-        int(port),
+        port,
         maxsize=8,
         ca_certs=tls.get("ca"),
         cert_file=tls.get("cert"),

@@ -160,6 +160,28 @@ def test_a_model_without_a_config_gets_none_back_after_a_refusal(tmp_path: Path)
     assert repository.config_text("relu") is None
 
 
+@pytest.mark.parametrize("word", range(5))
+def test_a_tune_that_is_cancelled_changes_nothing_or_is_done_to_its_end(repository: ModelRepository, word: int) -> None:
+    class Cancelled(Exception):
+        pass
+
+    triton = FakeTriton.on(repository)
+    before = repository.config_text("relu")
+    said: list[str] = []
+
+    def progress(text: str) -> None:
+        said.append(text)
+        if len(said) > word:
+            raise Cancelled
+
+    try:
+        applied = deploy.tune(triton, repository, "relu", TuneChange(preferred_batch_size=(4, 8)), progress)
+    except Cancelled:
+        assert repository.config_text("relu") == FakeTriton.serves == before
+    else:
+        assert repository.config_text("relu") == FakeTriton.serves == applied.after != before
+
+
 def test_a_server_without_model_control_is_named_and_nothing_is_written(repository: ModelRepository) -> None:
     before = repository.config_text("relu")
     triton = FakeTriton.on(repository, controls=False)

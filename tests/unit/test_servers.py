@@ -462,6 +462,25 @@ def test_tls_files_and_headers_are_looked_at(tmp_path: Path) -> None:
         remote.parse("h", headers={"X-A": "b\r\nX-C: d"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("", "x"),
+        ("a b", "x"),
+        ("a:", "x"),
+        ("ü", "x"),
+        ("a", "b\nc: d"),
+        ("a", "b\rc"),
+        ("a", "☃"),
+        ("a", "\udcff"),
+        ("a\0", "x"),
+    ],
+)
+def test_a_header_that_cannot_be_sent_is_refused(name: str, value: str) -> None:
+    with pytest.raises(InputError, match="cannot be sent"):
+        remote.parse("h", headers={name: value})
+
+
 def test_a_server_that_is_not_there_is_not_attached_to(settings: Settings) -> None:
     with pytest.raises(ServerDownError, match=r"No server answers at 127\.0\.0\.1:"):
         servers.attach(settings, f"127.0.0.1:{free_base()}")

@@ -154,6 +154,12 @@ def test_an_address_is_host_and_port(text: str) -> None:
         Triton(Endpoints(text))
 
 
+@pytest.mark.parametrize("host", ["☃", "ü" * 64, "a..b☃", "\udcff"])
+def test_a_host_that_can_be_no_name_is_refused_in_words(host: str) -> None:
+    with pytest.raises((InputError, ServerDownError), match=r"no name that can be looked up|No server answers"):
+        Triton(Endpoints(f"{host}:8000")).server_metadata()
+
+
 def test_something_that_is_no_triton_is_refused_in_words(triton: Triton, answers: Answers) -> None:
     answers.by_call = {"GET /v2": (200, b"<html>hello</html>"), "GET /v2/models/m": (200, [1])}
     with pytest.raises(TritonRefusedError, match="<html>hello</html>"):
