@@ -382,8 +382,8 @@ def rate_probes(probes: pd.DataFrame, limit_ms: float) -> Chart:
     return finish(
         alt.layer(*layers).resolve_axis(y="independent"),
         "P99 latency at each rate tried, ms",
-        f"Scatter plot of the P99 latency in ms with 95 % intervals at each rate in requests per second, with the limit "
-        f"of {limit_ms:g} ms. {told or 'No rate was tried yet'}.",
+        f"Scatter plot of the P99 latency in ms with 95 % intervals at each rate in requests per second, with the "
+        f"limit of {limit_ms:g} ms. {told or 'No rate was tried yet'}.",
         height=300,
     )
 

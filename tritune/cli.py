@@ -406,19 +406,31 @@ def load(
     shape: Annotated[list[str] | None, typer.Option(help="INPUT:12,8 for inputs with free dimensions.")] = None,
     int_range: Annotated[list[str] | None, typer.Option(help="INPUT:0:99 for integer inputs.")] = None,
     input_data: Annotated[Path | None, typer.Option(help="A perf_analyzer-style JSON file.")] = None,
+    p99_ms: Annotated[
+        float | None, typer.Option("--p99-ms", help="What the P99 should stay under; gives goodput.")
+    ] = None,
+    find_rate: Annotated[bool, typer.Option("--find-rate", help="Find the highest rate whose P99 does.")] = False,
+    budget_min: Annotated[float, typer.Option(help="Minutes that --find-rate may take.")] = 10.0,
+    precision: Annotated[float, typer.Option(help="Where --find-rate stops: 0.05 is a range of 5 %.")] = 0.05,
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, kept with the trial.")] = None,
     note: Annotated[str, typer.Option(help="Kept with the trial.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Load-test the served configuration once."""
+    """Load-test the served configuration once, or (--find-rate) until its highest rate under a P99 limit is found.
+
+    With --p99-ms the exit code is 3 where the whole 95 % interval of the P99 lies above the limit; with --find-rate
+    where no rate was shown to hold, not even the lowest one.
+    """
     from tritune import jobs
 
+    if find_rate and (concurrency, rate, stages, intervals) != (None, None, None, None):
+        raise InputError("--find-rate chooses the load itself. Leave --concurrency, --rate, --stages, --intervals out.")
     steps = parse_stages(stages) if stages is not None else ()
     plan = LoadPlan(
         model=name,
         driver=_choice(Driver, driver, "driver"),
         protocol=_choice(Protocol, protocol, "protocol"),
-        concurrency=concurrency,
+        concurrency=_opening_clients() if find_rate else concurrency,
         rate_rps=rate,
         arrivals=Arrivals.REPLAY if intervals is not None else _choice(Arrivals, arrivals, "arrivals"),
         stages=steps,
@@ -433,8 +445,12 @@ def load(
         shapes={k: _whole_numbers(v, f"--shape {k}") for k, v in _named(shape or [], "--shape", "INPUT:12,8")},
         int_ranges=_int_ranges(int_range or []),
         input_data=str(input_data.absolute()) if input_data else None,
+        p99_limit_ms=p99_ms,
     )
     payload = {"plan": plan.to_dict(), "labels": _pairs(label, "--label"), "note": note}
+    if find_rate:
+        _find_rate(plan, payload, precision, budget_min, as_json)
+        return
     jobs.check_load(Settings.from_env(), plan)
     job, store = _run_job(JobKind.LOAD_TEST, payload)
     trial_id = (job.result or {}).get("trial_id")
@@ -445,6 +461,33 @@ def load(
     _require(job)
     trial = store.trial(trial_id)
     show(trial.to_dict(), as_json, _trial_text(trial.to_dict()))
+    from tritune import search
+
+    if search.trial_side(trial) is search.Judgement.MISSED:
+        raise typer.Exit(MISSED)
+
+
+def _opening_clients() -> int:
+    from tritune.search import OPENING_CLIENTS
+
+    return OPENING_CLIENTS
+
+
+def _find_rate(plan: LoadPlan, payload: Mapping[str, Any], precision: float, budget_min: float, as_json: bool) -> None:
+    """Search for the highest rate and print what was found, also where the search was stopped."""
+    from tritune import jobs, rate_report
+    from tritune.search import RateGoal
+
+    goal = RateGoal.of(plan, precision=precision, budget_s=60 * budget_min)
+    jobs.check_load(Settings.from_env(), plan)
+    job, store = _run_job(JobKind.FIND_RATE, {**payload, "goal": goal.to_dict()})
+    found = rate_report.document(job, store.trials(study_id=f"s{job.id}"))
+    show(found, as_json, "\n".join(rate_report.sentences(found)))
+    if job.state is not JobState.FINISHED:
+        say(job.error or f"This ended {job.state}.")
+        raise typer.Exit(1)
+    if found["rate_rps"]["value"] is None:
+        raise typer.Exit(MISSED)
 
 
 def _choice(kind: Any, value: str, what: str) -> Any:
@@ -475,8 +518,9 @@ def _int_ranges(values: list[str]) -> dict[str, tuple[int, int]]:
 
 
 def _trial_text(document: Mapping[str, Any]) -> str:
-    from tritune.analysis import significant
+    from tritune.analysis import Number, significant
     from tritune.plan import Configuration
+    from tritune.search import LIMIT_WORDS, side
 
     latency, throughput = document["latency_ms"], document["throughput_ips"]
     p99 = latency["p99"]
@@ -492,6 +536,10 @@ def _trial_text(document: Mapping[str, Any]) -> str:
         lines.append(f"  P99 {'≥ ' if p99['at_least'] else ''}{significant(p99['value'])} ms{interval}")
     else:
         lines.append(f"  P99 not given: {p99.get('reason')}")
+    if (limit_ms := document["plan"].get("p99_limit_ms")) is not None:
+        low, high = p99["ci95"] or (None, None)
+        held = LIMIT_WORDS[side(Number(p99["value"], low, high, p99["at_least"]), limit_ms)]
+        lines.append(f"  goodput {significant(document['goodput_rps'])} requests/s within {limit_ms:g} ms: {held}")
     if document["server"] and document["server"]["average_batch"]:
         lines.append(f"  average batch {significant(document['server']['average_batch'])}")
     lines += [f"  warning: {warning['message']}" for warning in document["warnings"]]
@@ -524,13 +572,17 @@ def compare(
 def study_list(
     limit: Annotated[int, typer.Option(help="How many of the newest.")] = 100, as_json: Json = False
 ) -> None:
-    """The load tests that were made, newest first."""
+    """The load tests and searches that were made, newest first."""
+    from tritune import rate_report
     from tritune.store import Store
 
     store = Store(Settings.from_env().database_url)
     rows: list[dict[str, Any]] = []
-    for job in store.jobs([JobKind.LOAD_TEST], limit=limit):
+    for job in store.jobs([JobKind.LOAD_TEST, JobKind.FIND_RATE], limit=limit):
         plan = LoadPlan.from_dict(job.payload["plan"])
+        if job.kind is JobKind.FIND_RATE:
+            rows.append(rate_report.row(job, store.trials(study_id=f"s{job.id}")))
+            continue
         trial_id = (job.result or {}).get("trial_id")
         rows.append(
             {
@@ -544,7 +596,8 @@ def study_list(
             }
         )
     text = "\n".join(
-        f"{row['study_id']} {row['state']}: {row['model']}, {describe_load(row['load'])} {' '.join(row['trial_ids'])}"
+        f"{row['study_id']} {row['state']}: {row['model']}, "
+        f"{row.get('found') or describe_load(row['load'])} {' '.join(row['trial_ids'])}"
         for row in rows
     )
     show({"studies": rows}, as_json, text or "No load test yet. `tritune load NAME --concurrency 8` makes one.")
@@ -553,13 +606,19 @@ def study_list(
 @study_app.command("show")
 @verb
 def study_show(study_id: str, as_json: Json = False) -> None:
-    """One load test with its trials."""
+    """One load test or search with its trials."""
+    from tritune import rate_report
     from tritune.store import Store, study_number
 
     store = Store(Settings.from_env().database_url)
     job = store.job(study_number(study_id))
-    trials = [trial.to_dict() for trial in store.trials(study_id=f"s{job.id}")]
+    made = store.trials(study_id=f"s{job.id}")
+    trials = [trial.to_dict() for trial in made]
     document = {"study_id": f"s{job.id}", "state": str(job.state), "error": job.error, "trials": trials}
+    if job.kind is JobKind.FIND_RATE:
+        found = rate_report.document(job, made)
+        show({**found, "trials": trials}, as_json, "\n".join([f"s{job.id} {job.state}", *rate_report.sentences(found)]))
+        return
     text = "\n".join(_trial_text(trial) for trial in trials if trial["state"] == "finished")
     show(document, as_json, f"s{job.id} {job.state}{f': {job.error}' if job.error else ''}\n{text}".rstrip())
 

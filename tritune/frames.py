@@ -126,8 +126,8 @@ def live_frame(points: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def probe_frame(probes: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The rates that a search tried, one row a probe of `rate_report.document`: trial_id, rate_rps, p99_ms with p99_low and
-    p99_high (NaN where there is none), p99_at_least, judgement. The closed loop that it began with is left out."""
+    """The rates that a search tried, one row a probe of `rate_report.document`: trial_id, rate_rps, p99_ms with p99_low
+    and p99_high (NaN where there is none), p99_at_least, judgement. The closed loop that it began with is left out."""
     rows = []
     for probe in probes:
         if probe["rate_rps"] is None:

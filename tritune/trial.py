@@ -89,8 +89,10 @@ def check_model(settings: Settings, triton: Triton, plan: LoadPlan) -> None:
     )
 
 
-def run(context: Context, plan: LoadPlan, *, labels: Mapping[str, str], note: str) -> Mapping[str, Any]:
-    """Measure once and store it; returns {"trial_id"}.
+def run(
+    context: Context, plan: LoadPlan, *, labels: Mapping[str, str], note: str, round: int = 1, attempt: int = 1
+) -> Mapping[str, Any]:
+    """Measure once and store it as this round and attempt of the job's study; returns {"trial_id"}.
 
     Raises InputError or ServerError before anything is recorded, TrialEnded for a trial that was recorded and
     was cancelled or failed.
@@ -109,7 +111,9 @@ def run(context: Context, plan: LoadPlan, *, labels: Mapping[str, str], note: st
     served_config = triton.config(plan.model) if triton.has_model_config else None
     served = model_config.from_served(served_config).configuration if served_config else None
     asked = _asked(repository, plan.model)
-    trial_id = store.start_trial(context.job.id, plan, configuration=served, labels=labels, note=note)
+    trial_id = store.start_trial(
+        context.job.id, plan, configuration=served, labels=labels, note=note, round=round, attempt=attempt
+    )
     folder = settings.trials / trial_id
     provenance = _provenance(settings, triton, repository, plan.model, served_config)
     try:
@@ -176,6 +180,7 @@ def _measure(
         asked=asked,
         served=served,
         server_restarted=restarted,
+        latency_limit_ms=plan.p99_limit_ms,
     )
     sample_files.write_parquet(samples, folder / "samples.parquet")
     stream.unlink()

@@ -184,6 +184,15 @@ def _load_test(context: Context) -> Mapping[str, Any]:
     return trial.run(context, plan, labels=payload.get("labels") or {}, note=payload.get("note") or "")
 
 
+def _find_rate(context: Context) -> Mapping[str, Any]:
+    from tritune import find_rate
+    from tritune.search import RateGoal
+
+    payload = context.job.payload
+    plan, goal = LoadPlan.from_dict(payload["plan"]), RateGoal.from_dict(payload["goal"])
+    return find_rate.run(context, plan, goal, labels=payload.get("labels") or {}, note=payload.get("note") or "")
+
+
 _JOBS: Mapping[JobKind, Callable[[Context], Mapping[str, Any]]] = {
     JobKind.SETUP: _setup,
     JobKind.SERVER_START: _server_start,
@@ -193,6 +202,7 @@ _JOBS: Mapping[JobKind, Callable[[Context], Mapping[str, Any]]] = {
     JobKind.UNLOAD_MODEL: _unload_model,
     JobKind.TUNE: _tune,
     JobKind.LOAD_TEST: _load_test,
+    JobKind.FIND_RATE: _find_rate,
 }
 
 

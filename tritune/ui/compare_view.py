@@ -108,6 +108,7 @@ def table(comparison: Comparison) -> None:
                 "What differs": label,
                 "Throughput, inf/s": _number(throughput),
                 "Throughput ratio": row.throughput_ratio.describe() if row else "1",
+                "Goodput, req/s": _goodput(trial),
                 "P99, ms": _number(p99),
                 "P99 ratio": row.p99_ratio.describe() if row else "1",
                 "P50, ms": _number(analysis.estimate(trial, "p50")),
@@ -115,11 +116,21 @@ def table(comparison: Comparison) -> None:
                 "Warnings": ", ".join(results_view.words(warning["code"]) for warning in results_view.warnings(trial)),
             }
         )
+    if not any(row["Goodput, req/s"] for row in rows):
+        rows = [{name: words for name, words in row.items() if name != "Goodput, req/s"} for row in rows]
     columns = {"Load test": st.column_config.TextColumn(pinned=True)}
     st.dataframe(
         rows, hide_index=True, column_config=columns, alt="Each load test with its differences to the baseline"
     )
     st.caption(f"{analysis.NO_VERDICT} Numbers in brackets are 95 % intervals.")
+
+
+def _goodput(trial: Trial) -> str:
+    """`980 (within 20 ms)`, or nothing where the trial had no limit."""
+    limit_ms = trial.plan.p99_limit_ms
+    if limit_ms is None:
+        return ""
+    return f"{wording.figure((trial.measurement or {}).get('goodput_rps'))} (within {limit_ms:g} ms)"
 
 
 def _number(number: analysis.Number) -> str:

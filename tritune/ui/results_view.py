@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from tritune import frames, ui
+from tritune import frames, search, ui
 from tritune.plan import describe_load
 from tritune.store import Trial
 from tritune.ui import wording
@@ -47,12 +47,16 @@ def result(trial: Trial) -> None:
     )
     latency = found["latency_ms"]
     server = found.get("server")
-    with st.grid(4, min_column_width=150, gap="small"):
+    side = search.trial_side(trial)
+    with st.grid(4 if side is None else 5, min_column_width=150, gap="small"):
         ips = found["throughput_ips"]
         _metric("Throughput", wording.figure(ips["value"], "inf/s"), wording.interval(ips.get("ci95"), "inf/s"))
         for name, key in (("P50 latency", "p50"), ("P99 latency", "p99")):
             value, prefix, bounds = percentile(latency.get(key))
             _metric(name, f"{prefix}{wording.figure(value, 'ms')}", bounds or _reason(latency.get(key)))
+        if side is not None:
+            below = f"answers within {trial.plan.p99_limit_ms:g} ms: {search.LIMIT_WORDS[side]}"
+            _metric("Goodput", wording.figure(found.get("goodput_rps"), "req/s"), below)
         average = wording.figure(server["average_batch"]) if server and server.get("average_batch") else "–"
         _metric("Average batch", average, "" if server else "the server gives no statistics")
     for warning in found.get("warnings", ()):
@@ -104,7 +108,7 @@ def _details(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
-    """One row a trial, newest first, numbers as numbers."""
+    """One row a trial, newest first, numbers as numbers; goodput and limit only where one of them has a limit."""
     rows = []
     for trial in trials:
         found = trial.measurement or {}
@@ -120,8 +124,10 @@ def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
                 "Configuration": configuration_label(trial),
                 "Load": describe_load(trial.load),
                 "Throughput": wording.rounded((found.get("throughput_ips") or {}).get("value")),
+                "Goodput": wording.rounded(found.get("goodput_rps")),
                 "P50": wording.rounded(latency.get("p50")),
                 "P99": wording.rounded(p99),
+                "P99 limit": trial.plan.p99_limit_ms,
                 "Warnings": ", ".join(doubts),
                 "Reason": trial.error or "",
                 "Labels": ", ".join(f"{key}={value}" for key, value in trial.labels.items()),
@@ -130,7 +136,9 @@ def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
                 "When": datetime.fromtimestamp(trial.created_at),
             }
         )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    limited = any(trial.plan.p99_limit_ms is not None for trial in trials)
+    return table if limited else table.drop(columns=["Goodput", "P99 limit"], errors="ignore")
 
 
 COLUMNS = {
@@ -141,6 +149,10 @@ COLUMNS = {
     "Load": st.column_config.TextColumn(width=180),
     "Reason": st.column_config.TextColumn("Why it failed", width="medium"),
     "Throughput": st.column_config.NumberColumn("Throughput, inf/s", format="localized"),
+    "Goodput": st.column_config.NumberColumn(
+        "Goodput, req/s", format="localized", help="Requests answered within the P99 limit, per second"
+    ),
+    "P99 limit": st.column_config.NumberColumn("P99 limit, ms", format="localized"),
     "P50": st.column_config.NumberColumn("P50, ms", format="localized"),
     "P99": st.column_config.NumberColumn("P99, ms", format="localized"),
 }
