@@ -4,7 +4,7 @@ import streamlit as st
 
 from tritune import ui
 from tritune.plan import Arrivals, Driver, JobKind, Protocol
-from tritune.ui import load_view, model_view, results_view
+from tritune.ui import load_view, model_view, rate_view, results_view
 
 ui.frame("Load test", "Send requests to the configuration that is served now, and measure what comes back.")
 
@@ -13,6 +13,9 @@ with ui.guard():
     running = ui.active(JobKind.LOAD_TEST)
     if running is not None:
         load_view.live(running)
+        st.stop()
+    if (searching := ui.active(JobKind.FIND_RATE)) is not None:
+        rate_view.live(searching)
         st.stop()
     ready = ui.is_ready()
     if not ready:
@@ -25,11 +28,11 @@ with ui.guard():
         with st.container(horizontal=True, gap="medium"):
             loop = st.segmented_control(
                 "Load",
-                [load_view.CLOSED, load_view.OPEN],
+                [load_view.CLOSED, load_view.OPEN, rate_view.FIND],
                 default=load_view.CLOSED,
                 required=True,
                 key="load_loop",
-                help="Closed: each client waits for its answer. Open: requests come whether or not answers do.",
+                help=load_view.LOOP_HELP,
                 **kept,
             )
             driver = st.segmented_control(
@@ -50,25 +53,23 @@ with ui.guard():
                 format_func={Protocol.HTTP: "HTTP", Protocol.GRPC: "gRPC"}.get,
                 **kept,
             )
-        first, *second, third, fourth = st.columns(3 if loop == load_view.CLOSED else 4)
-        concurrency, rate, arrivals = None, None, Arrivals.CONSTANT
+        first, *second, third, fourth, fifth = st.columns(4 if loop == load_view.CLOSED else 5)
+        concurrency, rate, arrivals, budget_min = None, None, Arrivals.CONSTANT, 0.0
         if loop == load_view.CLOSED:
             concurrency = first.number_input("Clients", value=8, key="load_clients", **kept)
-        else:
+        elif loop == load_view.OPEN:
             rate = first.number_input("Requests per second", value=100.0, format="%g", key="load_rate", **kept)
+        else:
+            concurrency = rate_view.OPENING_CLIENTS
+            budget_min = first.number_input("At most, min", value=10.0, format="%g", key="load_budget", **kept)
+        if second:
             arrivals = second[0].selectbox(
                 "Arrivals", [Arrivals.CONSTANT, Arrivals.POISSON], key="load_arrivals", **kept
             )
         duration = third.number_input("Measure for, s", value=10.0, step=1.0, format="%g", key="load_duration", **kept)
         warmup = fourth.number_input("Warm up for, s", value=2.0, step=1.0, format="%g", key="load_warmup", **kept)
-        with st.expander("Batch, timeout, seed, input shapes"):
-            left, middle, right, last = st.columns(4)
-            batch = left.number_input("Samples in a request", value=1, key="load_batch", **kept)
-            timeout = middle.number_input("Timeout, s", value=10.0, format="%g", key="load_timeout", **kept)
-            seed = right.number_input("Seed", value=0, key="load_seed", **kept)
-            workers = last.number_input("Generator processes", value=1, key="load_workers", **kept)
-            shapes = st.text_input("Shapes of free dimensions", placeholder="INPUT:12,8", key="load_shapes", **kept)
-            ranges = st.text_input("Ranges of whole numbers", placeholder="INPUT:0:99", key="load_ranges", **kept)
+        limit = rate_view.limit_input(fifth, needed=loop == rate_view.FIND, **kept)
+        details = load_view.details(**kept)
         left, right = st.columns(2)
         labels = left.text_input("Labels", placeholder="machine=laptop, run=1", key="load_labels", **kept)
         note = right.text_input("Note", key="load_note")
@@ -79,16 +80,16 @@ with ui.guard():
             concurrency=concurrency,
             rate_rps=rate,
             arrivals=arrivals,
-            batch=batch,
             duration_s=duration,
             warmup_s=warmup,
-            workers=workers,
-            seed=seed,
-            timeout_s=timeout,
-            shapes=shapes,
-            int_ranges=ranges,
+            p99_limit_ms=limit,
+            **details,
         )
-        if load_view.start_button(plan, labels, ready=ready and ui.active() is None):
+        ready = ready and ui.active() is None
+        if loop == rate_view.FIND:
+            rate_view.start(plan, budget_min, labels, note, ready=ready)
+        elif load_view.start_button(plan, labels, ready=ready):
             load_view.submit(plan, labels, note)
 
-    results_view.latest(model)
+    if not rate_view.latest(model):
+        results_view.latest(model)

@@ -16,7 +16,7 @@ with ui.guard():
     if ui.served_configuration(model) is None and not ui.triton().model_ready(model):
         ui.empty(f"{model} is not loaded on the server.", "pages/server.py", "Load it on the server page")
         st.stop()
-    if ui.active(JobKind.LOAD_TEST) is not None:
+    if ui.active(JobKind.LOAD_TEST, JobKind.FIND_RATE) is not None:
         st.info("A load test is running. Requests from here would be counted as other traffic; wait until it is done.")
         st.stop()
 

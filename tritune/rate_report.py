@@ -140,10 +140,19 @@ def headline(found: Mapping[str, Any]) -> str:
     return f"At least {rate['value']:,g} requests/s hold a P99 under {limit}."
 
 
-def _line(probe: Mapping[str, Any]) -> str:
+def words(probe: Mapping[str, Any]) -> str:
+    """How one probe was judged."""
+    return _WORDS[probe["judgement"]]
+
+
+def p99_words(probe: Mapping[str, Any]) -> str:
+    """`12.3 (11.9 to 12.8)`: a probe's P99 in milliseconds with its interval."""
     p99 = probe["p99_ms"]
-    load = f"{probe['rate_rps']:,g}/s" if probe["rate_rps"] is not None else f"{probe['concurrency']} clients"
     bounds = f" ({significant(p99['ci95'][0])} to {significant(p99['ci95'][1])})" if p99["ci95"] else ""
-    value = f"P99 {'≥ ' if p99['at_least'] else ''}{significant(p99['value'])} ms{bounds}"
+    return f"{'≥ ' if p99['at_least'] else ''}{significant(p99['value'])}{bounds}"
+
+
+def _line(probe: Mapping[str, Any]) -> str:
+    load = f"{probe['rate_rps']:,g}/s" if probe["rate_rps"] is not None else f"{probe['concurrency']} clients"
     answers = f"{significant(probe['answered_rps'])} answers/s"
-    return f"{probe['trial_id']} {load}: {answers}, {value}, {_WORDS[probe['judgement']]}"
+    return f"{probe['trial_id']} {load}: {answers}, P99 {p99_words(probe)} ms, {words(probe)}"

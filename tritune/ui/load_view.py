@@ -17,6 +17,10 @@ from tritune.ui import wording
 
 CLOSED = "Clients (closed loop)"
 OPEN = "Rate (open loop)"
+LOOP_HELP = (
+    "Closed: each client waits for its answer. Open: requests come whether or not answers do. The search tries rates "
+    "of an open loop until it has the highest one whose P99 stays under the limit."
+)
 HISTORY_S = 600
 
 
@@ -27,6 +31,20 @@ def measured_now(model: str) -> None:
         st.markdown(f"Measures **{wording.plain(model)}** as it is served now: {wording.plain(served.describe())}.")
     elif ui.is_ready():
         st.markdown(f"**{wording.plain(model)}** is not loaded; the load test loads it first.")
+
+
+def details(**kept: Any) -> dict[str, Any]:
+    """What few load tests change, folded away: values for `plan`."""
+    with st.expander("Batch, timeout, seed, input shapes"):
+        left, middle, right, last = st.columns(4)
+        return {
+            "batch": left.number_input("Samples in a request", value=1, key="load_batch", **kept),
+            "timeout_s": middle.number_input("Timeout, s", value=10.0, format="%g", key="load_timeout", **kept),
+            "seed": right.number_input("Seed", value=0, key="load_seed", **kept),
+            "workers": last.number_input("Generator processes", value=1, key="load_workers", **kept),
+            "shapes": st.text_input("Shapes of free dimensions", placeholder="INPUT:12,8", key="load_shapes", **kept),
+            "int_ranges": st.text_input("Ranges of whole numbers", placeholder="INPUT:0:99", key="load_ranges", **kept),
+        }
 
 
 def plan(*, shapes: str, int_ranges: str, **values: Any) -> LoadPlan | None:
@@ -77,8 +95,10 @@ def parse_labels(text: str) -> dict[str, str]:
     return labels
 
 
-def start_button(asked: LoadPlan | None, labels: str, *, ready: bool) -> bool:
-    """The page's primary button with how long it will take; True when it was pressed."""
+def start_button(
+    asked: LoadPlan | None, labels: str, *, ready: bool, label: str = "Start the load test", takes: str | None = None
+) -> bool:
+    """The page's primary button with how long it will take (`takes`, or what the plan says); True when pressed."""
     fault = asked is None
     try:
         parse_labels(labels)
@@ -86,12 +106,10 @@ def start_button(asked: LoadPlan | None, labels: str, *, ready: bool) -> bool:
         st.error(wording.plain(str(error)), icon=":material/error:")
         fault = True
     with st.container(horizontal=True, vertical_alignment="center"):
-        pressed = st.button(
-            "Start the load test", type="primary", icon=":material/play_arrow:", disabled=fault or not ready
-        )
+        pressed = st.button(label, type="primary", icon=":material/play_arrow:", disabled=fault or not ready)
         if asked is not None:
-            takes = wording.duration(asked.warmup_s + asked.duration_s)
-            st.caption(f"{describe_load(asked.load())}: takes about {takes}.", width="content")
+            alone = f"{describe_load(asked.load())}: takes about {wording.duration(asked.warmup_s + asked.duration_s)}."
+            st.caption(takes or alone, width="content")
     return pressed
 
 
