@@ -15,6 +15,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from tritune.model_config import Finding, ModelConfig
 from tritune.plan import MODEL_NAME_PATTERN
 from tritune.repository_rules import CONFIG_FILE, MODEL_FILE, version_number
 
+MAX_CONFIG_BYTES = 16 << 20
 _ATTEMPTS = 100
 
 
@@ -104,17 +106,7 @@ class ModelRepository:
     def config_text(self, name: str) -> str | None:
         """The model's config.pbtxt; None where it has none. Raises UnknownModelError, ConfigError for other bytes."""
         self.entry(name)
-        path = self.path / name / CONFIG_FILE
-        try:
-            return path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"{path} is not UTF-8 text (byte {error.start} cannot be read). Save it as UTF-8."
-            ) from error
-        except OSError as error:
-            raise TrituneError(f"{path} cannot be read ({error.strerror}). Check its permissions.") from error
+        return _config_text(self.path / name / CONFIG_FILE)
 
     def config(self, name: str) -> ModelConfig:
         """The model's configuration; inputs and outputs that the file leaves to auto-complete are written out.
@@ -218,8 +210,8 @@ class ModelRepository:
         path = folder / str(version) / MODEL_FILE
         if path.exists():
             return path
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            return path.with_name(_other_file_name((folder / CONFIG_FILE).read_text(encoding="utf-8")) or MODEL_FILE)
+        with contextlib.suppress(TrituneError):
+            return path.with_name(_other_file_name(_config_text(folder / CONFIG_FILE)) or MODEL_FILE)
         return path
 
     def _enter(self, model: Path, target: Path) -> int | None:
@@ -271,6 +263,21 @@ class ModelRepository:
                     shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(lock)
+
+
+def _config_text(path: Path) -> str | None:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_CONFIG_BYTES:
+            kind = f"larger than {MAX_CONFIG_BYTES >> 20} MiB" if stat.S_ISREG(status.st_mode) else "no regular file"
+            raise ConfigError(f"{path} is {kind}, and Triton needs a short text there. Write it again.")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start} cannot be read). Save it as UTF-8.") from error
+    except OSError as error:
+        raise TrituneError(f"{path} cannot be read ({error.strerror}). Check its permissions.") from error
 
 
 def _is_name(name: str) -> bool:

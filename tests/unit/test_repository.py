@@ -18,6 +18,7 @@ from tritune.errors import ConfigError, InputError, OnnxError, TrituneError, Unk
 from tritune.model_config import ModelConfig
 from tritune.plan import Configuration
 from tritune.repository import ModelRepository
+from tritune.servers import embedded
 
 # Publishes in a forked child that dies at the N-th line of repository.py, for every N, and tells after each death what
 # a server would see and, after one more publish, what is left beside the repository.
@@ -369,3 +370,25 @@ class TestChecking:
         assert repository.check("m") == ()
         repository.write_config("m", repository.config("m").text + "max_batch_size: 8\n")
         assert "fixed_batch" in {finding.code for finding in repository.check("m")}
+
+    @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "huge"])
+    def test_a_configuration_that_is_no_short_text_file_is_told_and_never_read(
+        self, repository: ModelRepository, kind: str
+    ) -> None:
+        (repository.path / "m" / "1").mkdir(parents=True)
+        path = repository.path / "m" / "config.pbtxt"
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+        with pytest.raises(ConfigError, match=r"no regular file|larger than 16 MiB"):
+            repository.config_text("m")
+        assert "config_file" in {finding.code for finding in repository.check("m")}
+        if kind != "huge":
+            with pytest.raises(InputError, match="no regular file"):
+                embedded.check_loadable(repository.path, "m")

@@ -323,8 +323,10 @@ def check_loadable(repository: Path, name: str) -> None:
     """
     check_model_name(name)
     path = repository / name / "config.pbtxt"
-    if not path.is_file():
+    if not path.exists():
         return
+    if not path.is_file():
+        raise InputError(f"{path} is no regular file, and Triton would hang on it. Write a text file there.")
     from google.protobuf import text_format
 
     config = model_syntax.protobuf().ModelConfig()
