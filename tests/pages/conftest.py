@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.outcome import Outcome
 from loadgen.samples import Samples, write_parquet
-from tritune import measurement
+from tritune import measurement, rate_report, search
 from tritune.plan import Arrivals, Configuration, Endpoints, JobKind, JobState, LoadPlan, TrialState, TuneChange
 from tritune.settings import ROOT, Settings
 from tritune.store import Store
@@ -52,6 +52,7 @@ def measured(
         asked=served,
         served=served,
         server_restarted=False,
+        latency_limit_ms=plan.p99_limit_ms,
     )
     return found.to_dict(), samples
 
@@ -94,6 +95,28 @@ class Installation:
         )
         self.store.finish_job(job, "test", JobState.FINISHED, result={"trial_id": trial_id})
         return trial_id
+
+    def search(self, *, limit_ms: float = 20.0, state: JobState | None = JobState.FINISHED) -> int:
+        """A search for the highest rate with six probes; `state` None: it still runs."""
+        first = LoadPlan("mnist", concurrency=64, p99_limit_ms=limit_ms)
+        goal = search.RateGoal.of(first)
+        payload = {"plan": first.to_dict(), "goal": goal.to_dict(), "labels": {}, "note": ""}
+        job = self.store.insert_job(JobKind.FIND_RATE, payload)
+        self.store.claim("test")
+        rates = ((None, 1600.0, 20.0), (1120.0, 1120.0, 30.0), (560.0, 560.0, 2.0), (792.0, 792.0, 3.0))
+        for number, (rate, answers, median_ms) in enumerate((*rates, (942.0, 942.0, 8.85), (900.0, 900.0, 5.0))):
+            plan = first if rate is None else replace(first, concurrency=None, rate_rps=rate)
+            trial_id = self.store.start_trial(job, plan, configuration=PLAIN, labels={}, note="", round=number + 1)
+            document, _ = measured(plan, PLAIN, answers, median_ms, 3.0, number)
+            self.store.finish_trial(trial_id, TrialState.FINISHED, measurement=document, provenance={})
+        probe = {"throughput_rps": 1234.0, "p99_ms": 9.87}
+        self.store.heartbeat(job, "test", {"text": "Probe 7, 921/s: measuring", "fraction": 0.7, "probe": probe})
+        if state is not None:
+            trials = self.store.trials(study_id=f"s{job}")
+            verdict = search.Verdict(search.Outcome.FOUND, 900.0, 1120.0, "Up to 900/s the P99 stays under 20 ms.")
+            found = rate_report.result(goal, trials, verdict if state is JobState.FINISHED else None)
+            self.store.finish_job(job, "test", state, result=found)
+        return job
 
     def failed_trial(self, reason: str) -> str:
         """A load test that failed."""
