@@ -15,6 +15,7 @@ from tritune.errors import InputError
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_HTTP_PORT = 8000
 DEFAULT_APP_PORT = 8501
+SQLITE = "sqlite:///"
 
 
 def _path(variable: str, text: str) -> Path:
@@ -25,6 +26,16 @@ def _path(variable: str, text: str) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{variable}={text} is not a path ({reason}). Unset it or name a folder.") from error
     return path
+
+
+def _database_url(text: str) -> str:
+    """The address with an absolute path; a database in memory, which no other process sees, is refused."""
+    if not text.startswith("sqlite"):
+        return text
+    path = text.removeprefix(SQLITE)
+    if not text.startswith(SQLITE) or path in ("", ":memory:"):
+        raise InputError(f"TRITUNE_DATABASE_URL={text} must be sqlite:///PATH, a file that every process can open.")
+    return f"{SQLITE}{_path('TRITUNE_DATABASE_URL', path)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +70,22 @@ class Settings:
             root=ROOT,
             model_repo=folder("TRITUNE_MODEL_REPO", ROOT / "model_repo"),
             results=results,
-            database_url=environ.get("TRITUNE_DATABASE_URL", "").strip() or f"sqlite:///{results / 'tritune.db'}",
+            database_url=_database_url(
+                environ.get("TRITUNE_DATABASE_URL", "").strip() or f"{SQLITE}{results / 'tritune.db'}"
+            ),
             embedded_env=folder("TRITUNE_EMBEDDED_ENV", ROOT / ".triton"),
             mnist_dir=_path("TRITUNE_MNIST_DIR", mnist) if mnist else None,
         )
+
+    def environment(self) -> dict[str, str]:
+        """The variables that give another process these very settings, whatever its current folder."""
+        variables = {
+            "TRITUNE_MODEL_REPO": str(self.model_repo),
+            "TRITUNE_RESULTS": str(self.results),
+            "TRITUNE_DATABASE_URL": self.database_url,
+            "TRITUNE_EMBEDDED_ENV": str(self.embedded_env),
+        }
+        return variables | ({"TRITUNE_MNIST_DIR": str(self.mnist_dir)} if self.mnist_dir else {})
 
     @property
     def server_file(self) -> Path:

@@ -20,9 +20,9 @@ import sqlalchemy as sa
 
 from tritune.errors import InputError, StoreError
 from tritune.plan import Configuration, JobKind, JobState, LoadPlan, TrialState
+from tritune.settings import SQLITE
 
 SCHEMA_VERSION = 1
-SQLITE = "sqlite:///"
 LOST_AFTER_S = 20.0
 MAX_ID = 2**31 - 1  # what a database's INTEGER holds
 

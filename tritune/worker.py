@@ -364,6 +364,8 @@ def start(settings: Settings, *, service: bool = False) -> subprocess.Popen[byte
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """The environment of a process that imports this checkout, also where it is not installed."""
+    """The environment of a process that imports this checkout, also where it is not installed, and works on these
+    settings, also where they were given relative to another folder.
+    """
     path = os.pathsep.join(part for part in (str(settings.root), os.environ.get("PYTHONPATH", "")) if part)
-    return {**os.environ, "PYTHONPATH": path}
+    return {**os.environ, **settings.environment(), "PYTHONPATH": path}

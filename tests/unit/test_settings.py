@@ -45,3 +45,29 @@ def test_a_variable_that_can_be_no_path_is_refused_in_one_sentence(variable: str
 def test_relative_folders_count_from_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Settings.from_env({"TRITUNE_MODEL_REPO": "models"}).model_repo == tmp_path / "models"
+
+
+@pytest.mark.parametrize(
+    "text", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite+pysqlite:////x.db", "sqlite"]
+)
+def test_a_database_that_other_processes_cannot_open_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"must be sqlite:///PATH"):
+        Settings.from_env({"TRITUNE_DATABASE_URL": text})
+
+
+def test_another_process_gets_the_very_same_settings_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = {
+        "TRITUNE_RESULTS": "the results?",
+        "TRITUNE_MODEL_REPO": "models",
+        "TRITUNE_EMBEDDED_ENV": "../env",
+        "TRITUNE_DATABASE_URL": "sqlite:///other.db",
+        "TRITUNE_MNIST_DIR": "digits",
+    }
+    for variables in (relative, {"TRITUNE_RESULTS": "the results?"}, {}):
+        monkeypatch.chdir(tmp_path)
+        settings = Settings.from_env(variables)
+        monkeypatch.chdir("/")
+        assert Settings.from_env(settings.environment()) == settings
