@@ -61,14 +61,15 @@ with ui.guard():
             rate = first.number_input("Requests per second", value=100.0, format="%g", key="load_rate", **kept)
         else:
             concurrency = rate_view.OPENING_CLIENTS
-            budget_min = first.number_input("At most, min", value=10.0, format="%g", key="load_budget", **kept)
+            budget_min = fifth.number_input("At most, min", value=10.0, format="%g", key="load_budget", **kept)
         if second:
             arrivals = second[0].selectbox(
                 "Arrivals", [Arrivals.CONSTANT, Arrivals.POISSON], key="load_arrivals", **kept
             )
         duration = third.number_input("Measure for, s", value=10.0, step=1.0, format="%g", key="load_duration", **kept)
         warmup = fourth.number_input("Warm up for, s", value=2.0, step=1.0, format="%g", key="load_warmup", **kept)
-        limit = rate_view.limit_input(fifth, needed=loop == rate_view.FIND, **kept)
+        searched = loop == rate_view.FIND
+        limit = rate_view.limit_input(first if searched else fifth, needed=searched, **kept)
         details = load_view.details(**kept)
         left, right = st.columns(2)
         labels = left.text_input("Labels", placeholder="machine=laptop, run=1", key="load_labels", **kept)
@@ -86,7 +87,7 @@ with ui.guard():
             **details,
         )
         ready = ready and ui.active() is None
-        if loop == rate_view.FIND:
+        if searched:
             rate_view.start(plan, budget_min, labels, note, ready=ready)
         elif load_view.start_button(plan, labels, ready=ready):
             load_view.submit(plan, labels, note)

@@ -461,14 +461,14 @@ def load(
     _require(job)
     trial = store.trial(trial_id)
     show(trial.to_dict(), as_json, _trial_text(trial.to_dict()))
-    from tritune import search
+    from tritune import p99_limit
 
-    if search.trial_side(trial) is search.Judgement.MISSED:
+    if p99_limit.trial_side(trial) is p99_limit.Judgement.MISSED:
         raise typer.Exit(MISSED)
 
 
 def _opening_clients() -> int:
-    from tritune.search import OPENING_CLIENTS
+    from tritune.p99_limit import OPENING_CLIENTS
 
     return OPENING_CLIENTS
 
@@ -519,8 +519,8 @@ def _int_ranges(values: list[str]) -> dict[str, tuple[int, int]]:
 
 def _trial_text(document: Mapping[str, Any]) -> str:
     from tritune.analysis import Number, significant
+    from tritune.p99_limit import LIMIT_WORDS, side
     from tritune.plan import Configuration
-    from tritune.search import LIMIT_WORDS, side
 
     latency, throughput = document["latency_ms"], document["throughput_ips"]
     p99 = latency["p99"]

@@ -16,8 +16,9 @@ from typing import Any
 
 from tritune import rate_report, search, trial
 from tritune.errors import LoadTestError
+from tritune.p99_limit import OPENING_CLIENTS, probe_of
 from tritune.plan import LoadPlan, TrialState
-from tritune.search import OPENING_CLIENTS, Ask, Board, RateGoal, Verdict
+from tritune.search import Ask, Board, RateGoal, Verdict
 from tritune.settings import Settings
 from tritune.store import Job, Store, Trial
 
@@ -31,11 +32,11 @@ def run(
     Raises what trial.run raises; a TrialEnded then carries what was found until then.
     """
     study, begun = f"s{context.job.id}", time.monotonic()
-    earlier_s = sum(search.probe_of(made).took_s for made in _finished(context.store, study))
+    earlier_s = sum(probe_of(made).took_s for made in _finished(context.store, study))
     while True:
         context.progress("Deciding on the next rate")
         trials = _finished(context.store, study)
-        probes = [search.probe_of(made) for made in trials]
+        probes = [probe_of(made) for made in trials]
         step = search.next_step(goal, probes, spent_s=earlier_s + time.monotonic() - begun)
         if isinstance(step, Verdict):
             return rate_report.result(goal, trials, step)
@@ -76,7 +77,7 @@ def _numbers(trials: Sequence[Trial], step: Ask) -> tuple[int, int]:
 
 def _require_answers(first: Trial) -> None:
     """Raise LoadTestError where not one request of the opening was answered: no rate can be found then."""
-    if search.probe_of(first).answered_rps > 0:
+    if probe_of(first).answered_rps > 0:
         return
     told = " ".join(warning["message"] for warning in (first.measurement or {})["warnings"][:2])
     raise LoadTestError(f"Not one request of the closed loop that the search begins with was answered. {told}")

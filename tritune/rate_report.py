@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tritune import search
+from tritune import p99_limit
 from tritune.analysis import Number, significant
+from tritune.p99_limit import Judgement
 from tritune.plan import LoadPlan
-from tritune.search import Board, Judgement, Outcome, RateGoal, Verdict
+from tritune.search import Board, Outcome, RateGoal, Verdict
 
 if TYPE_CHECKING:
     from tritune.store import Job, Trial
@@ -31,12 +32,12 @@ def document(job: Job, trials: Sequence[Trial]) -> dict[str, Any]:
 def result(goal: RateGoal, trials: Sequence[Trial], verdict: Verdict | None, *, reason: str = "") -> dict[str, Any]:
     """The result of a search; `verdict` None while it goes on, or where it was stopped for `reason`."""
     made = sorted((trial for trial in trials if trial.measurement), key=lambda trial: int(trial.trial_id[1:]))
-    board = Board(goal, [search.probe_of(trial) for trial in made])
+    board = Board(goal, [p99_limit.probe_of(trial) for trial in made])
     low = verdict.low_rps if verdict else board.low_rps
     shown = [trial for trial in made if trial.plan.rate_rps == low and low is not None]
     p99 = None
     if low is not None:
-        p99 = search.pool(board.by_rate[low]) or board.by_rate[low][-1].p99_ms
+        p99 = p99_limit.pool(board.by_rate[low]) or board.by_rate[low][-1].p99_ms
     goodputs = [trial.measurement["goodput_rps"] for trial in shown if trial.measurement]
     return {
         "model": made[-1].model if made else None,
@@ -57,8 +58,8 @@ def result(goal: RateGoal, trials: Sequence[Trial], verdict: Verdict | None, *, 
 
 
 def _probe(trial: Trial, goal: RateGoal) -> dict[str, Any]:
-    probe = search.probe_of(trial)
-    judgement, why = search.judge(probe, goal.limit_ms)
+    probe = p99_limit.probe_of(trial)
+    judgement, why = p99_limit.judge(probe, goal.limit_ms)
     found: Mapping[str, Any] = trial.measurement or {}
     return {
         "trial_id": trial.trial_id,
@@ -82,7 +83,7 @@ def _warnings(made: Sequence[Trial], low: float | None, verdict: Verdict | None)
     for trial in made:
         for warning in (trial.measurement or {}).get("warnings", ()):
             rate = trial.plan.rate_rps
-            generators = limited and rate is not None and warning["code"] in search.GENERATOR_DOUBTS
+            generators = limited and rate is not None and warning["code"] in p99_limit.GENERATOR_DOUBTS
             if (rate is not None and rate == low) or generators:
                 found[warning["code"]] = dict(warning)
     return list(found.values())

@@ -12,20 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tritune.analysis import Number, estimate, significant
 from tritune.arrival_plan import MAX_RATE_RPS
-from tritune.doubts import WarningCode
 from tritune.errors import InputError
 from tritune.estimators import required_successes
+from tritune.p99_limit import ATTEMPTS, Judgement, Probe, judge_rate
 from tritune.plan import Driver, LoadPlan
 
-if TYPE_CHECKING:
-    from tritune.store import Trial
-
-OPENING_CLIENTS = 64
-"""Clients of the short closed loop that the search begins with."""
 OPENING_S = 3.0
 OPENING_WARMUP_S = 1.0
 FIRST_SHARE = 0.7
@@ -37,27 +31,10 @@ GROWTH = 1.5
 SAMPLES = math.ceil(1.3 * required_successes(0.99))
 LIMITS_PER_WINDOW = 20
 """A window is at least so many limits long, so that a queue that only grows shows as answers that fall behind."""
-SUSTAINED_SHARE = 0.97
-"""Answers over planned requests in the window: below it the server does not keep up, however long the limit is."""
-LOST_SHARE = 0.01
-"""With more than 1 % of the requests without a good answer, 99 % were not answered within the limit."""
-ATTEMPTS = 3
 CONFIRMED = {"missed": 2, "generator": 3}
 """Probes of the rate that ends the search: one alone may have been disturbed."""
 UNCLEAR_RATES = 3
 OVERHEAD_S = 5.0
-Z95 = 1.96
-GENERATOR_DOUBTS = (WarningCode.GENERATOR_SATURATED, WarningCode.SCHEDULE_LAG)
-
-
-class Judgement(StrEnum):
-    """What a probe, or the probes of one rate, say about the limit."""
-
-    OPENING = "opening"
-    HELD = "held"
-    MISSED = "missed"
-    UNDECIDED = "undecided"
-    GENERATOR = "generator"
 
 
 class Outcome(StrEnum):
@@ -126,25 +103,6 @@ class RateGoal:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """What one finished trial of a search said. `rate_rps` None: the closed loop that it began with.
-
-    `answered_share` is answers over planned requests in the window, `lost_share` the planned requests without a good
-    answer; `doubt` is why the generator may have been the limit. `planned_s` and `took_s` are warm-up with window, and
-    all the time it took.
-    """
-
-    rate_rps: float | None
-    answered_rps: float
-    p99_ms: Number
-    answered_share: float = 1.0
-    lost_share: float = 0.0
-    doubt: str | None = None
-    planned_s: float = 12.0
-    took_s: float = 15.0
-
-
-@dataclass(frozen=True, slots=True)
 class Ask:
     """The next probe. `rate_rps` None: a closed loop of OPENING_CLIENTS clients."""
 
@@ -161,134 +119,6 @@ class Verdict:
     low_rps: float | None
     high_rps: float | None
     reason: str
-
-
-def probe_of(trial: Trial) -> Probe:
-    """A finished trial as the search sees it. `trial.measurement` must be there."""
-    found = trial.measurement or {}
-    requests, window_s = found["requests"], float(found["window_s"])
-    lost = sum(requests[name] for name in ("failed", "rejected", "timeout", "unsent"))
-    planned = max(requests["ok"] + requests["drain"] + lost, 1)
-    answered_rps = (found["throughput_ips"]["value"] or 0.0) / trial.plan.batch
-    doubt = next((row["message"] for row in found["warnings"] if row["code"] in GENERATOR_DOUBTS), None)
-    planned_s = trial.plan.warmup_s + trial.plan.duration_s
-    return Probe(
-        rate_rps=trial.plan.rate_rps,
-        answered_rps=answered_rps,
-        p99_ms=estimate(trial, "p99"),
-        answered_share=answered_rps * window_s / planned,
-        lost_share=lost / planned,
-        doubt=doubt,
-        planned_s=planned_s,
-        took_s=(trial.finished_at or trial.created_at + planned_s) - trial.created_at,
-    )
-
-
-# --- one rate ------------------------------------------------------------------------------------------------------
-
-
-def side(p99_ms: Number, limit_ms: float) -> Judgement:
-    """On which side of the limit a P99 lies: decided only where its whole 95 % interval does, or its lower bound."""
-    if p99_ms.at_least:
-        return Judgement.MISSED if (p99_ms.value or 0.0) > limit_ms else Judgement.UNDECIDED
-    if p99_ms.high is not None and p99_ms.high <= limit_ms:
-        return Judgement.HELD
-    if p99_ms.low is not None and p99_ms.low > limit_ms:
-        return Judgement.MISSED
-    return Judgement.UNDECIDED
-
-
-def trial_side(trial: Trial) -> Judgement | None:
-    """On which side of its own limit a finished trial's P99 lies; None where it has no limit or no measurement."""
-    limit_ms = trial.plan.p99_limit_ms
-    return None if limit_ms is None or trial.measurement is None else side(estimate(trial, "p99"), limit_ms)
-
-
-LIMIT_WORDS: Mapping[Judgement, str] = {
-    Judgement.HELD: "the limit holds",
-    Judgement.MISSED: "the limit is missed",
-    Judgement.UNDECIDED: "the P99 may lie on either side of it",
-}
-"""What `trial_side` says, as a person reads it."""
-
-
-def judge(probe: Probe, limit_ms: float) -> tuple[Judgement, str]:
-    """Whether one probe held the limit, and why in words.
-
-    Decided only where the whole 95 % interval lies on one side. A probe whose generator was saturated or late can show
-    that a rate holds, since its latencies count from the intended time, but never that the server failed.
-    """
-    if probe.rate_rps is None:
-        return Judgement.OPENING, f"{OPENING_CLIENTS} clients got {significant(probe.answered_rps)} answers/s"
-    p99 = probe.p99_ms
-    whole = probe.lost_share <= LOST_SHARE and probe.answered_share >= SUSTAINED_SHARE
-    if whole and side(p99, limit_ms) is Judgement.HELD:
-        return Judgement.HELD, f"P99 {_number(p99)} is under {limit_ms:g} ms"
-    if probe.doubt:
-        return Judgement.GENERATOR, probe.doubt
-    if probe.lost_share > LOST_SHARE:
-        return Judgement.MISSED, f"{probe.lost_share:.1%} of the requests got no good answer"
-    if probe.answered_share < SUSTAINED_SHARE:
-        behind = f"the answers fell behind: {probe.answered_share:.0%} of the planned requests were answered in time"
-        return Judgement.MISSED, f"{behind}, so the queue only grows"
-    if p99.at_least or side(p99, limit_ms) is Judgement.MISSED:
-        return Judgement.MISSED, f"P99 {_number(p99)} is above {limit_ms:g} ms"
-    return Judgement.UNDECIDED, f"P99 {_number(p99)} is on neither side of {limit_ms:g} ms"
-
-
-def pool(probes: Sequence[Probe]) -> Number | None:
-    """The P99 of several probes of one rate with its 95 % interval; None where one has no interval.
-
-    The mean of log P99, weighted by the inverse squares of the standard errors that the intervals mean; where the
-    probes differ by more than these explain, the error grows by sqrt(chi2 / (n - 1)) (Birge 1932; Particle Data Group,
-    "Introduction", 5.2.2).
-    """
-    logs, weights = [], []
-    for probe in probes:
-        value, low, high = probe.p99_ms.value, probe.p99_ms.low, probe.p99_ms.high
-        if not value or not low or not high or probe.p99_ms.at_least:
-            return None
-        logs.append(math.log(value))
-        weights.append(1 / max(math.log(high / low) / (2 * Z95), 1e-4) ** 2)
-    if not logs:
-        return None
-    mean = sum(w * x for w, x in zip(weights, logs, strict=True)) / sum(weights)
-    error = 1 / math.sqrt(sum(weights))
-    if len(logs) > 1:
-        chi2 = sum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True))
-        error *= max(1.0, math.sqrt(chi2 / (len(logs) - 1)))
-    return Number(math.exp(mean), math.exp(mean - Z95 * error), math.exp(mean + Z95 * error))
-
-
-def judge_rate(probes: Sequence[Probe], limit_ms: float) -> tuple[Judgement, str]:
-    """What all probes of one rate say: what they agree on; else their pooled interval; else, of three, the majority.
-
-    Probes whose generator was the limit count only where there are no others.
-    """
-    judged = [(probe, *judge(probe, limit_ms)) for probe in probes]
-    judged = [row for row in judged if row[1] is not Judgement.GENERATOR] or judged
-    found = [row[1] for row in judged]
-    if len(set(found)) == 1 and (found[0] is not Judgement.UNDECIDED or len(found) == 1):
-        return found[-1], judged[-1][2]
-    pooled = pool([row[0] for row in judged])
-    together = side(pooled, limit_ms) if pooled else Judgement.UNDECIDED
-    if pooled and together is not Judgement.UNDECIDED:
-        where = "under" if together is Judgement.HELD else "above"
-        return together, f"P99 {_number(pooled)} of {len(found)} probes is {where} {limit_ms:g} ms"
-    for judgement in (Judgement.HELD, Judgement.MISSED):
-        if len(found) >= ATTEMPTS and 2 * found.count(judgement) > len(found):
-            why = next(row[2] for row in judged if row[1] is judgement)
-            return judgement, f"{found.count(judgement)} of {len(found)} probes: {why}"
-    words = f"P99 {_number(pooled)} of {len(found)} probes" if pooled else f"{len(found)} probes"
-    return Judgement.UNDECIDED, f"{words} cannot tell which side of {limit_ms:g} ms it is"
-
-
-def _number(p99: Number) -> str:
-    """`12.3 ms (95 % 11.9 to 12.8)`."""
-    text = f"{'≥ ' if p99.at_least else ''}{significant(p99.value)} ms"
-    if p99.low is not None and p99.high is not None:
-        text += f" (95 % {significant(p99.low)} to {significant(p99.high)})"
-    return text
 
 
 # --- all rates -----------------------------------------------------------------------------------------------------
@@ -354,8 +184,8 @@ def next_step(goal: RateGoal, probes: Sequence[Probe], *, spent_s: float) -> Ask
 
     A closed loop gives a guess of the capacity; from 70 % of it the rate falls by 2, 4, 16 … or rises to it and beyond
     until the limit lies between two rates, and then halves their ratio. A rate that stays undecided is probed three
-    times; the rate that ends the search is probed twice, or three times where it was the generator's limit. It ends where the two rates differ by no more than
-    `goal.precision`, or before a probe that would not fit into the budget.
+    times; the rate that ends the search is probed twice, or three times where it was the generator's limit. It ends
+    where the two rates differ by no more than `goal.precision`, or before a probe that would not fit into the budget.
     """
     board = Board(goal, probes)
     if board.capacity_rps is None:

@@ -274,7 +274,7 @@ def test_a_load_test_is_asked_for_as_planned(
     monkeypatch.setattr(jobs, "check_load", lambda settings, plan: None)
     serve()
     app = open_page("pages/load_test.py")
-    app.get_by_key("load_loop").set_value("Rate (open loop)").run()
+    app.get_by_key("load_loop").set_value("Rate").run()
     app.number_input(key="load_rate").set_value(250.0)
     app.selectbox(key="load_arrivals").set_value("poisson")
     app.text_input(key="load_labels").set_value("machine=laptop")

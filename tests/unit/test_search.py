@@ -10,20 +10,8 @@ import pytest
 
 from tritune.analysis import Number
 from tritune.errors import InputError
-from tritune.search import (
-    LOWEST_SHARE,
-    Ask,
-    Board,
-    Judgement,
-    Outcome,
-    Probe,
-    RateGoal,
-    Verdict,
-    judge,
-    judge_rate,
-    next_step,
-    pool,
-)
+from tritune.p99_limit import Judgement, Probe, judge, judge_rate, pool
+from tritune.search import LOWEST_SHARE, Ask, Board, Outcome, RateGoal, Verdict, next_step
 
 GOAL = RateGoal(limit_ms=20.0)
 OVERHEAD_S = 3.0
@@ -216,7 +204,7 @@ def probe(value: float, low: float | None, high: float | None, **options: object
         (probe(15, 14, 19, answered_share=0.9), Judgement.MISSED),
         (probe(15, 14, 19, doubt="late"), Judgement.HELD),
         (probe(25, 21, 30, doubt="late"), Judgement.GENERATOR),
-        (probe(19, 15, 25, doubt="late"), Judgement.GENERATOR),
+        (probe(19, 15, 25, doubt="late"), Judgement.UNDECIDED),
         (probe(15, 14, 19, answered_share=0.9, doubt="late"), Judgement.GENERATOR),
     ],
 )
@@ -245,12 +233,19 @@ def test_two_of_three_decide_where_one_was_disturbed() -> None:
     assert judge_rate([missed, held], 20.0)[0] is Judgement.UNDECIDED
     assert judge_rate([missed, held, held], 20.0)[0] is Judgement.HELD
     assert judge_rate([missed, held, missed], 20.0)[0] is Judgement.MISSED
+    behind = probe(10, 9.5, 10.5, answered_share=0.9)
+    assert judge_rate([behind, held], 20.0)[0] is Judgement.UNDECIDED
 
 
-def test_a_probe_of_the_generator_counts_only_where_there_is_no_other() -> None:
+def test_a_probe_of_the_generator_counts_only_where_no_other_decides() -> None:
     late, held = probe(40, 38, 42, doubt="late"), probe(10, 9.5, 10.5)
+    near, near_late = probe(22, 19, 26), probe(22, 19, 26, doubt="late")
     assert judge_rate([late, late], 20.0)[0] is Judgement.GENERATOR
     assert judge_rate([late, held], 20.0)[0] is Judgement.HELD
+    assert judge_rate([late, probe(40, 38, 42)], 20.0)[0] is Judgement.MISSED
+    assert judge_rate([near, late, late], 20.0)[0] is Judgement.GENERATOR
+    assert judge_rate([near, near, near], 20.0)[0] is Judgement.MISSED
+    assert judge_rate([near, near, near_late], 20.0)[0] is Judgement.GENERATOR  # late ones show no server's limit
 
 
 def test_the_board_guesses_how_many_probes_are_left() -> None:

@@ -15,11 +15,11 @@ from tritune.plan import JobKind, JobState, LoadPlan, describe_load
 from tritune.store import Job
 from tritune.ui import wording
 
-CLOSED = "Clients (closed loop)"
-OPEN = "Rate (open loop)"
+CLOSED = "Clients"
+OPEN = "Rate"
 LOOP_HELP = (
-    "Closed: each client waits for its answer. Open: requests come whether or not answers do. The search tries rates "
-    "of an open loop until it has the highest one whose P99 stays under the limit."
+    "Clients: a closed loop, in which each one waits for its answer. Rate: an open loop, in which requests come "
+    "whether or not answers do. The search tries rates until it has the highest one whose P99 stays under the limit."
 )
 HISTORY_S = 600
 

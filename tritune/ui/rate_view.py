@@ -12,8 +12,8 @@ import streamlit as st
 
 from tritune import charts, frames, jobs, rate_report, ui
 from tritune.errors import InputError
+from tritune.p99_limit import OPENING_CLIENTS as OPENING_CLIENTS
 from tritune.plan import JobKind, JobState, LoadPlan
-from tritune.search import OPENING_CLIENTS as OPENING_CLIENTS
 from tritune.search import Outcome, RateGoal
 from tritune.store import Job
 from tritune.ui import load_view, wording
@@ -51,7 +51,7 @@ def start(plan: LoadPlan | None, budget_min: float, labels: str, note: str, *, r
     if goal is not None:
         takes = (
             f"About ten probes of {wording.duration(goal.warmup_s + goal.duration_s)} each, at most "
-            f"{wording.duration(goal.budget_s)} in all."
+            f"{goal.budget_s / 60:g} min in all."
         )
     pressed = load_view.start_button(plan if goal else None, labels, ready=ready, label=FIND, takes=takes)
     if pressed and plan is not None and goal is not None:
@@ -102,8 +102,13 @@ def _result(job: Job, found: Mapping[str, Any]) -> None:
     if job.state is JobState.FAILED:
         box, icon = st.error, "error"
     reason = found["reason"] or job.error or ""
-    box(wording.plain(reason), title=wording.plain(rate_report.headline(found)), icon=f":material/{icon}:")
+    title = rate_report.headline(found)
+    if job.state is not JobState.FINISHED:
+        title = f"The search was not finished. So far: {title}"
+    box(wording.plain(reason), title=wording.plain(title), icon=f":material/{icon}:")
     for warning in found["warnings"]:
+        if warning["message"] in reason:
+            continue
         words = warning["code"].replace("_", " ").capitalize()
         st.warning(wording.plain(warning["message"]), title=words, icon=":material/warning:")
     _probes(found, "No probe was finished.")

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from tritune import frames, search, ui
+from tritune import frames, p99_limit, ui
 from tritune.plan import describe_load
 from tritune.store import Trial
 from tritune.ui import wording
@@ -47,7 +47,7 @@ def result(trial: Trial) -> None:
     )
     latency = found["latency_ms"]
     server = found.get("server")
-    side = search.trial_side(trial)
+    side = p99_limit.trial_side(trial)
     with st.grid(4 if side is None else 5, min_column_width=150, gap="small"):
         ips = found["throughput_ips"]
         _metric("Throughput", wording.figure(ips["value"], "inf/s"), wording.interval(ips.get("ci95"), "inf/s"))
@@ -55,7 +55,7 @@ def result(trial: Trial) -> None:
             value, prefix, bounds = percentile(latency.get(key))
             _metric(name, f"{prefix}{wording.figure(value, 'ms')}", bounds or _reason(latency.get(key)))
         if side is not None:
-            below = f"answers within {trial.plan.p99_limit_ms:g} ms: {search.LIMIT_WORDS[side]}"
+            below = f"answers within {trial.plan.p99_limit_ms:g} ms: {p99_limit.LIMIT_WORDS[side]}"
             _metric("Goodput", wording.figure(found.get("goodput_rps"), "req/s"), below)
         average = wording.figure(server["average_batch"]) if server and server.get("average_batch") else "–"
         _metric("Average batch", average, "" if server else "the server gives no statistics")
