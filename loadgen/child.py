@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from loadgen import locust_driver, perf_analyzer
+from loadgen import encoding, locust_driver, perf_analyzer, shared_memory
 from loadgen.outcome import (
     EXIT_UNWRITABLE,
     LIVE_FILE,
@@ -46,7 +47,8 @@ def start(plan: GeneratorPlan, folder: Path) -> Child:
 
     Raises InputError where no request can be made from the plan, LoadTestError where nothing can be started.
     """
-    payloads(plan.signature, plan.load, count=1)
+    encoding.check(plan.signature, plan.load)
+    pool = payloads(plan.signature, plan.load, count=None if shared_memory.is_wanted(plan.load) else 1)
     folder = folder.absolute()
     if plan.load.driver is Driver.PERF_ANALYZER:
         perf_analyzer.find(Settings.from_env())
@@ -56,13 +58,27 @@ def start(plan: GeneratorPlan, folder: Path) -> Child:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment[PARENT_VARIABLE] = str(os.getpid())
+    regions = shared_memory.Regions.create(plan, pool) if shared_memory.is_wanted(plan.load) else None
+    if regions is not None:
+        plan = replace(plan, regions=regions.prefix)
+    try:
+        return Child(_started(plan, folder, arguments, environment), folder, regions)
+    except BaseException:
+        if regions is not None:
+            regions.release()
+        raise
+
+
+def _started(
+    plan: GeneratorPlan, folder: Path, arguments: list[str], environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (SAMPLES_FILE, LIVE_FILE, OUTCOME_FILE):
             (folder / name).unlink(missing_ok=True)
         _write_plan(plan, folder)
         with (folder / LOG_FILE).open("wb") as log:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 arguments,
                 cwd=folder,
                 env=environment,
@@ -76,7 +92,6 @@ def start(plan: GeneratorPlan, folder: Path) -> Child:
             f"The load generator could not be started in {folder} ({error.strerror or error}). "
             "Check that the folder can be written and has space, then run the load test again."
         ) from error
-    return Child(process, folder)
 
 
 def _write_plan(plan: GeneratorPlan, folder: Path) -> None:
@@ -89,10 +104,13 @@ def _write_plan(plan: GeneratorPlan, folder: Path) -> None:
 
 
 class Child:
-    """A running (or ended) load generator and all processes of its group."""
+    """A running (or ended) load generator: all processes of its group, and what memory it shares with the server."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], folder: Path, regions: shared_memory.Regions | None = None
+    ) -> None:
         self._process = process
+        self._regions = regions
         self._is_cancelled = self._is_ended = False
         self.folder = folder
 
@@ -107,6 +125,8 @@ class Child:
         if code is not None and not self._is_ended:
             self._is_ended = True
             self._end_group()
+            if self._regions is not None:
+                self._regions.release()
         return code
 
     def wait(self, timeout: float | None = None) -> int:
@@ -166,6 +186,7 @@ class Child:
                 self._process.wait(CANCEL_S)
         if self.poll() is None:
             self._end_group()
+            self.poll()
 
     def _end_group(self) -> None:
         """No process of the group may outlive its first one."""
@@ -176,6 +197,9 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
+            limit = time.monotonic() + 1.0
+            while self.processes() and time.monotonic() < limit:
+                time.sleep(0.002)
 
     def outcome(self) -> Outcome:
         """How the run ended. Raises LoadTestError: it still runs, died, or ended early by itself (one sentence)."""

@@ -26,7 +26,7 @@ from tritune.plan import LoadPlan, Signature, TensorSpec
 
 POOL_SIZE = 32
 POOL_BYTES = 128 * 2**20  # fewer payloads where they are large
-_DTYPES: Mapping[str, Any] = {
+DTYPES: Mapping[str, Any] = {
     "BOOL": np.bool_,
     "INT8": np.int8,
     "INT16": np.int16,
@@ -64,7 +64,16 @@ class HttpBody:
     """One HTTP request's body and what its head must say about it."""
 
     body: bytes
-    json_length: int
+    json_length: int | None
+    """None: the body is JSON to its end."""
+
+
+def byte_size(datatype: str) -> int | None:
+    """Bytes of one element, None where they vary or the data type is unknown."""
+    if datatype == "BF16":
+        return 2
+    dtype = DTYPES.get(datatype)
+    return None if dtype is None else np.dtype(dtype).itemsize
 
 
 def payloads(signature: Signature, plan: LoadPlan, count: int | None = None) -> list[Payload]:
@@ -134,12 +143,12 @@ def _split(tensor: Tensor, samples: int) -> list[bytes]:
     if tensor.datatype != "BYTES":
         step = len(tensor.raw) // samples
         return [tensor.raw[start : start + step] for start in range(0, len(tensor.raw), step)]
-    elements = _bytes_elements(tensor.raw)
+    elements = bytes_elements(tensor.raw)
     step = len(elements) // samples
     return [b"".join(elements[start : start + step]) for start in range(0, len(elements), step)]
 
 
-def _bytes_elements(raw: bytes) -> list[bytes]:
+def bytes_elements(raw: bytes) -> list[bytes]:
     elements, position = [], 0
     while position < len(raw):
         (length,) = struct.unpack_from("<I", raw, position)
@@ -219,7 +228,7 @@ def _random_bytes(
         return b"".join(_element(str(number).encode()) for number in numbers)
     if kind == "BF16":
         return _bfloat16((generator.integers(0, _STEPS, size=shape, endpoint=True) / _STEPS).astype(np.float32))
-    dtype = _DTYPES.get(kind)
+    dtype = DTYPES.get(kind)
     if dtype is None:
         raise InputError(
             f"Input {tensor.name} has the data type {kind}, which Tritune cannot make. Give --input-data with b64 data."
@@ -319,14 +328,11 @@ def _raw(datatype: str, value: Any) -> bytes:
         return b"".join(_element(str(item).encode()) for item in flat)
     if datatype == "BF16":
         return _bfloat16(np.asarray(flat, dtype=np.float32))
-    return np.asarray(flat).astype(_DTYPES[datatype], casting="unsafe").tobytes()
+    return np.asarray(flat).astype(DTYPES[datatype], casting="unsafe").tobytes()
 
 
 def _check_size(where: str, spec: TensorSpec, shape: tuple[int, ...], raw: bytes) -> None:
-    if spec.datatype == "BYTES":
-        have = len(_bytes_elements(raw))
-    else:
-        have = len(raw) // (2 if spec.datatype == "BF16" else np.dtype(_DTYPES[spec.datatype]).itemsize)
+    have = len(bytes_elements(raw)) if spec.datatype == "BYTES" else len(raw) // (byte_size(spec.datatype) or 1)
     if have != math.prod(shape):
         raise InputError(
             f"{where} has {have} elements, and its shape {list(shape)} needs {math.prod(shape)}. Correct the file."

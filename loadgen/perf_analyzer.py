@@ -42,7 +42,7 @@ from loadgen.payload import payloads, perf_analyzer_document
 from loadgen.profile_export import ProfileReader
 from loadgen.samples import SAMPLES_FILE, Samples, SampleWriter, Status
 from tritune.errors import LoadTestError, TrituneError
-from tritune.plan import GeneratorPlan, LoadPlan, Protocol
+from tritune.plan import GeneratorPlan, LoadPlan, Protocol, SharedMemory, Wire
 from tritune.settings import Settings
 
 NAME = "perf_analyzer"
@@ -140,6 +140,10 @@ def command(tool: Tool, plan: GeneratorPlan, inputs: Path, export: Path, interva
         arguments += ["--request-intervals", str(intervals), "--max-threads", str(RATE_THREADS)]
     else:
         arguments += ["--concurrency-range", str(load.concurrency)]
+    if load.wire is Wire.JSON:
+        arguments += ["--input-tensor-format", "json", "--output-tensor-format", "json"]
+    if load.shared_memory is SharedMemory.SYSTEM:
+        arguments += ["--shared-memory", "system"]
     for tensor in plan.signature.inputs:
         if -1 in tensor.shape and tensor.name in load.shapes:
             arguments += ["--shape", f"{tensor.name}:{','.join(str(size) for size in load.shapes[tensor.name])}"]

@@ -21,7 +21,19 @@ import typer
 
 from tritune.arrival_plan import parse_intervals, parse_stages
 from tritune.errors import InputError, TrituneError
-from tritune.plan import Arrivals, Driver, JobKind, JobState, LoadPlan, Protocol, TuneChange, describe_load
+from tritune.plan import (
+    Arrivals,
+    Compression,
+    Driver,
+    JobKind,
+    JobState,
+    LoadPlan,
+    Protocol,
+    SharedMemory,
+    TuneChange,
+    Wire,
+    describe_load,
+)
 from tritune.settings import Settings
 
 P = ParamSpec("P")
@@ -394,6 +406,11 @@ def load(
     arrivals: Annotated[str, typer.Option(help="constant or poisson (with --rate, --stages).")] = "constant",
     stages: Annotated[str | None, typer.Option(help="Open loop: 10s:100,5s:100-400 (length:rate or from-to).")] = None,
     intervals: Annotated[Path | None, typer.Option(help="Open loop: replay microseconds, one a line.")] = None,
+    wire: Annotated[str, typer.Option(help="Tensors in HTTP requests: binary or json.")] = "binary",
+    shared_memory: Annotated[str, typer.Option(help="system: tensors in memory shared with the server.")] = "none",
+    compression: Annotated[str, typer.Option(help="HTTP bodies: none, gzip or deflate.")] = "none",
+    grpc_stream: Annotated[bool, typer.Option("--grpc-stream", help="gRPC: one lasting call a connection.")] = False,
+    check_share: Annotated[float, typer.Option(help="Share of responses to decode and check, such as 0.01.")] = 0.0,
     max_connections: Annotated[int, typer.Option(help="The most that an open loop opens.")] = 512,
     batch: Annotated[int, typer.Option(help="Samples in one request.")] = 1,
     duration: Annotated[
@@ -436,6 +453,11 @@ def load(
         stages=steps,
         intervals_us=_intervals(intervals) if intervals is not None else (),
         max_connections=max_connections,
+        wire=_choice(Wire, wire, "wire"),
+        shared_memory=_choice(SharedMemory, shared_memory, "shared-memory"),
+        compression=_choice(Compression, compression, "compression"),
+        grpc_stream=grpc_stream,
+        check_share=check_share,
         batch=batch,
         duration_s=duration if duration is not None else sum(stage.duration_s for stage in steps) or 10.0,
         warmup_s=warmup,

@@ -50,6 +50,28 @@ class Arrivals(StrEnum):
     REPLAY = "replay"
 
 
+class Wire(StrEnum):
+    """How tensors are written in an HTTP request."""
+
+    BINARY = "binary"
+    JSON = "json"
+
+
+class SharedMemory(StrEnum):
+    """Where tensors lie: in the request, or in memory that generator and server share."""
+
+    NONE = "none"
+    SYSTEM = "system"
+
+
+class Compression(StrEnum):
+    """How HTTP bodies are compressed, both ways."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    DEFLATE = "deflate"
+
+
 class JobKind(StrEnum):
     """What a worker can be asked to do."""
 
@@ -295,9 +317,9 @@ class LoadPlan:
 
     An open loop has `rate_rps`, or `stages` (they are the measured time; the warm-up before them runs at the first
     rate), or `intervals_us`, which are repeated from the warm-up's begin on. `max_connections` is the most that an
-    open loop opens, over all workers. `p99_limit_ms` is what the P99 should stay under; it changes nothing that is
-    sent. Raises InputError where a value is out of range, or not exactly one load is
-    given.
+    open loop opens, over all workers. `check_share` of the responses are decoded and checked. `p99_limit_ms` is what
+    the P99 should stay under; it changes nothing that is sent. Raises InputError where a value is out of range, or
+    not exactly one load is given.
     """
 
     model: str
@@ -318,6 +340,11 @@ class LoadPlan:
     stages: tuple[Stage, ...] = ()
     intervals_us: tuple[int, ...] = ()
     max_connections: int = 512
+    wire: Wire = Wire.BINARY
+    shared_memory: SharedMemory = SharedMemory.NONE
+    compression: Compression = Compression.NONE
+    grpc_stream: bool = False
+    check_share: float = 0.0
     p99_limit_ms: float | None = None
 
     def __post_init__(self) -> None:
@@ -340,7 +367,9 @@ class LoadPlan:
         _whole("max_connections", self.max_connections, 1, MAX_CONNECTIONS, "An open loop opens at most so many.")
         if self.p99_limit_ms is not None:
             _number("p99_ms", self.p99_limit_ms, 0, 3_600_000, open_low=True, hint="It is in milliseconds.")
+        _number("check_share", self.check_share, 0, 1, hint="It is the share of responses that are decoded.")
         self._check_open_loop()
+        self._check_wire()
         if self.workers > (self.concurrency or self.workers):
             raise InputError(
                 f"workers={self.workers} must not exceed concurrency={self.concurrency}. Use fewer workers."
@@ -371,6 +400,24 @@ class LoadPlan:
                     "perf_analyzer knows no stages. Use the locust driver, or a file of intervals, which both can send."
                 )
 
+    def _check_wire(self) -> None:
+        is_http = self.protocol is Protocol.HTTP
+        if self.wire is Wire.JSON and not is_http:
+            raise InputError("JSON tensors travel over HTTP only. Use the http protocol, or the binary wire.")
+        if self.wire is Wire.JSON and self.shared_memory is not SharedMemory.NONE:
+            raise InputError(
+                "Tensors in shared memory are in no request, so they cannot be JSON. Choose one of the two."
+            )
+        if self.compression is not Compression.NONE and not is_http:
+            raise InputError(f"compression={self.compression} is for HTTP bodies only. Use the http protocol.")
+        if self.grpc_stream and is_http:
+            raise InputError("Streaming (ModelStreamInfer) is gRPC's. Use the grpc protocol.")
+        if self.driver is Driver.PERF_ANALYZER:
+            ours = {"compression": self.compression is not Compression.NONE, "grpc_stream": self.grpc_stream}
+            ours["check_share"] = self.check_share > 0
+            if wrong := [name for name, is_given in ours.items() if is_given]:
+                raise InputError(f"{wrong[0]} is not offered with perf_analyzer. Use the locust driver.")
+
     @property
     def is_open_loop(self) -> bool:
         return self.concurrency is None
@@ -396,6 +443,14 @@ class LoadPlan:
             document["stages"] = describe_stages(self.stages)
         if self.intervals_us:
             document["intervals"] = fingerprint(self.intervals_us)
+        if self.wire is not Wire.BINARY:
+            document["wire"] = str(self.wire)
+        if self.shared_memory is not SharedMemory.NONE:
+            document["shared_memory"] = str(self.shared_memory)
+        if self.compression is not Compression.NONE:
+            document["compression"] = str(self.compression)
+        if self.grpc_stream:
+            document["grpc_stream"] = True
         return document
 
     def to_dict(self) -> dict[str, Any]:
@@ -418,6 +473,11 @@ class LoadPlan:
             "stages": [[stage.duration_s, stage.from_rps, stage.to_rps] for stage in self.stages],
             "intervals_us": list(self.intervals_us),
             "max_connections": self.max_connections,
+            "wire": str(self.wire),
+            "shared_memory": str(self.shared_memory),
+            "compression": str(self.compression),
+            "grpc_stream": self.grpc_stream,
+            "check_share": self.check_share,
             "p99_limit_ms": self.p99_limit_ms,
         }
 
@@ -429,6 +489,9 @@ class LoadPlan:
         values["arrivals"] = Arrivals(values["arrivals"])
         values["shapes"] = {name: tuple(shape) for name, shape in values["shapes"].items()}
         values["int_ranges"] = {name: (pair[0], pair[1]) for name, pair in values["int_ranges"].items()}
+        values["wire"] = Wire(values.get("wire", Wire.BINARY))
+        values["shared_memory"] = SharedMemory(values.get("shared_memory", SharedMemory.NONE))
+        values["compression"] = Compression(values.get("compression", Compression.NONE))
         values["stages"] = tuple(Stage(*row) for row in values.get("stages") or ())
         values["intervals_us"] = tuple(values.get("intervals_us") or ())
         return cls(**values)
@@ -437,7 +500,11 @@ class LoadPlan:
 def describe_load(load: Mapping[str, Any]) -> str:
     """A short label of `LoadPlan.load()`, such as `locust http, 8 clients` or `locust http, 100/s poisson`."""
     batch = f", batch {load['batch']}" if load.get("batch", 1) != 1 else ""
-    return f"{load['driver']} {load['protocol']}, {describe_arrivals(load)}{batch}"
+    wire = [str(load["wire"])] if load.get("wire") else []
+    wire += ["shared memory"] if load.get("shared_memory") else []
+    wire += [str(load["compression"])] if load.get("compression") else []
+    wire += ["stream"] if load.get("grpc_stream") else []
+    return f"{' '.join([load['driver'], load['protocol'], *wire])}, {describe_arrivals(load)}{batch}"
 
 
 def describe_arrivals(load: Mapping[str, Any]) -> str:
@@ -455,17 +522,22 @@ def describe_arrivals(load: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorPlan:
-    """All that a generator process needs to know; written as plan.json into the trial's folder."""
+    """All that a generator process needs to know; written as plan.json into the trial's folder.
+
+    `regions` is what the names of its shared memory begin with, where tensors lie there.
+    """
 
     load: LoadPlan
     endpoints: Endpoints
     signature: Signature
+    regions: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "load": self.load.to_dict(),
             "endpoints": self.endpoints.to_dict(),
             "signature": self.signature.to_dict(),
+            "regions": self.regions,
         }
 
     @classmethod
@@ -474,4 +546,5 @@ class GeneratorPlan:
             LoadPlan.from_dict(document["load"]),
             Endpoints.from_dict(document["endpoints"]),
             Signature.from_dict(document["signature"]),
+            document.get("regions"),
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from loadgen.responses import ResponseCheck
 from loadgen.samples import Status
 from loadgen.users.wire import CLOSED_BEFORE, OK, Address, Answer, Connection, ConnectionFailed
 
@@ -57,23 +58,28 @@ class GrpcRequest:
     message: bytes
 
 
-def grpc_requests(
-    messages: Sequence[bytes], authority: str, headers: Mapping[str, str], *, is_tls: bool
-) -> list[GrpcRequest]:
-    """The frames of a unary call for each serialized message."""
+def header_block(method: str, authority: str, headers: Mapping[str, str], *, is_tls: bool) -> bytes:
+    """The header block that begins a call."""
     from hpack import Encoder, NeverIndexedHeaderTuple
 
     fields = [
         (":method", "POST"),
         (":scheme", "https" if is_tls else "http"),
-        (":path", METHOD),
+        (":path", method),
         (":authority", authority),
         ("te", "trailers"),
         ("content-type", "application/grpc"),
         ("user-agent", "tritune"),
         *((name.lower(), value) for name, value in headers.items()),
     ]
-    block = Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in fields])
+    return bytes(Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in fields]))
+
+
+def grpc_requests(
+    messages: Sequence[bytes], authority: str, headers: Mapping[str, str], *, is_tls: bool
+) -> list[GrpcRequest]:
+    """The frames of a unary call for each serialized message."""
+    block = header_block(METHOD, authority, headers, is_tls=is_tls)
     requests = []
     for message in messages:
         prefixed = struct.pack(">BI", 0, len(message)) + message
@@ -85,6 +91,11 @@ def grpc_requests(
             whole += frame(DATA, END_STREAM if start + FRAME_SIZE >= len(prefixed) else 0, 0, part)
         requests.append(GrpcRequest(whole, tuple(streams), block, prefixed))
     return requests
+
+
+def unpadded(payload: bytes, flags: int) -> bytes:
+    """The content of a DATA frame."""
+    return payload[1 : len(payload) - payload[0]] if flags & PADDED else payload
 
 
 def decode_block(block: bytes) -> dict[str, str]:
@@ -118,12 +129,17 @@ def answer_of(fields: Mapping[str, str]) -> Answer:
 class GrpcConnection(Connection):
     """One HTTP/2 connection with one stream at a time."""
 
+    is_streaming = False
+
     __slots__ = (
         "_block",
+        "_body",
         "_buffer",
+        "_check",
         "_consumed",
         "_fields",
         "_first_window",
+        "_is_checked",
         "_is_greeted",
         "_known_blocks",
         "_peer_window",
@@ -139,10 +155,12 @@ class GrpcConnection(Connection):
         context: ssl.SSLContext | None,
         requests: list[GrpcRequest],
         known_blocks: dict[bytes, dict[str, str]],
+        check: ResponseCheck | None = None,
     ) -> None:
         super().__init__(address, context)
         self._requests = requests
         self._known_blocks = known_blocks
+        self._check = check
         self._begin()
 
     def _begin(self) -> None:
@@ -156,6 +174,8 @@ class GrpcConnection(Connection):
         self._peer_window = FIRST_WINDOW  # what the server takes on the whole connection
         self._stream_window = 0
         self._consumed = 0
+        self._is_checked = False  # whether the answer at hand is to be decoded
+        self._body = b""  # of that answer
 
     def open(self) -> None:
         self._begin()
@@ -177,6 +197,9 @@ class GrpcConnection(Connection):
         return self.is_ready  # since the server's settings came
 
     def send(self, index: int) -> None:
+        if self._check is not None:
+            self._is_checked = self._check.is_due()
+            self._body = b""
         request = self._requests[index]
         self._stream = stream = self._stream + 2
         if stream >= LAST_STREAM:
@@ -236,6 +259,10 @@ class GrpcConnection(Connection):
             position = start + size
             if kind == DATA:
                 self._consumed += size
+                if self.is_streaming:
+                    answer = self._data(data[start:position], flags, stream) or answer
+                elif self._is_checked and stream == self._stream:
+                    self._body += unpadded(data[start:position], flags)
                 if flags & END_STREAM and stream == self._stream:
                     answer = answer_of(self._fields)
             elif kind == HEADERS and flags & END_HEADERS and not flags & (PADDED | PRIORITY):
@@ -261,10 +288,21 @@ class GrpcConnection(Connection):
             return None
         answer = answer_of(fields if "grpc-status" in fields else {**self._fields, **fields})
         self._fields = {}
+        if self._is_checked and answer is OK:
+            answer = self._checked(self._body)
         if self._rest:  # answered before all was sent: the stream has to be closed from this side
             self._rest = b""
             self._write(frame(RST_STREAM, 0, stream, struct.pack(">I", 0)))
         return answer
+
+    def _data(self, payload: bytes, flags: int, stream: int) -> Answer | None:
+        """What a DATA frame means where the call lasts."""
+        raise NotImplementedError
+
+    def _checked(self, prefixed: bytes) -> Answer:
+        assert self._check is not None
+        wrong = self._check.of_grpc(prefixed[5:])
+        return OK if wrong is None else (Status.FAILED, wrong)
 
     def _other_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> Answer | None:
         if kind in (HEADERS, CONTINUATION):

@@ -7,15 +7,19 @@ Servers repeat their response heads byte for byte, so a head is parsed once and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from loadgen.payload import Payload, http_body
+from loadgen.encoding import decompress
+from loadgen.payload import HttpBody
+from loadgen.responses import ResponseCheck
 from loadgen.samples import Status
 from loadgen.users.wire import CLOSED_BEFORE, OK, Address, Answer, Connection, ConnectionFailed
+from tritune.plan import Compression
 
 MAX_HEAD = 65536
 MAX_KNOWN_HEADS = 1024
@@ -26,30 +30,38 @@ CHUNKED = -2
 
 
 def http_requests(
-    pool: Sequence[Payload], model: str, host: str, headers: Mapping[str, str], version: str | None = None
+    bodies: Sequence[HttpBody],
+    model: str,
+    host: str,
+    headers: Mapping[str, str],
+    compression: Compression = Compression.NONE,
 ) -> list[bytes]:
-    """The whole requests, head and body, one a payload."""
-    path = f"/v2/models/{quote(model)}" + (f"/versions/{version}" if version else "") + "/infer"
+    """The whole requests, head and body, one a body; `compression` is what the bodies have and the answers may have."""
+    path = f"/v2/models/{quote(model)}/infer"
+    if compression is not Compression.NONE:
+        headers = {**headers, "Content-Encoding": str(compression), "Accept-Encoding": str(compression)}
     extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     requests = []
-    for payload in pool:
-        made = http_body(payload)
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/octet-stream\r\n"
-            f"Inference-Header-Content-Length: {made.json_length}\r\nContent-Length: {len(made.body)}\r\n{extra}\r\n"
-        )
+    for made in bodies:
+        kind = "Content-Type: application/json\r\n"
+        if made.json_length is not None:
+            kind = f"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: {made.json_length}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\n{kind}Content-Length: {len(made.body)}\r\n{extra}\r\n"
         requests.append(head.encode("latin-1") + made.body)
     return requests
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What matters of a response's head. `length` is the body's, or UNTIL_CLOSE, or CHUNKED."""
+    """What matters of a response's head. `length` is the body's, or UNTIL_CLOSE, or CHUNKED; `json_length` that of
+    the JSON before binary tensors, None where there are none."""
 
     status: int
     reason: str
     length: int
     closes: bool
+    json_length: int | None = None
+    encoding: str = ""
 
     @property
     def is_success(self) -> bool:
@@ -82,7 +94,15 @@ def parse_head(head: bytes) -> Head:
         length = 0
     else:
         length, closes = UNTIL_CLOSE, True
-    return Head(status, parts[2].decode("latin-1") if len(parts) > 2 else "", length, closes)
+    json_length = fields.get(b"inference-header-content-length", b"")
+    return Head(
+        status,
+        parts[2].decode("latin-1") if len(parts) > 2 else "",
+        length,
+        closes,
+        int(json_length) if json_length.isdigit() else None,
+        fields.get(b"content-encoding", b"").decode("latin-1").lower(),
+    )
 
 
 def error_message(head: Head, body: bytes) -> str:
@@ -95,16 +115,24 @@ def error_message(head: Head, body: bytes) -> str:
 
 
 class HttpConnection(Connection):
-    """One keep-alive connection. `requests` are the bytes to send; `known_heads` is shared by all connections."""
+    """One keep-alive connection. `requests` are the bytes to send; `known_heads` and `check` are shared by all
+    connections of a process."""
 
-    __slots__ = ("_buffer", "_head", "_known_heads", "_missing", "_requests")
+    __slots__ = ("_buffer", "_check", "_head", "_is_checked", "_known_heads", "_missing", "_requests")
 
     def __init__(
-        self, address: Address, context: ssl.SSLContext | None, requests: list[bytes], known_heads: dict[bytes, Head]
+        self,
+        address: Address,
+        context: ssl.SSLContext | None,
+        requests: list[bytes],
+        known_heads: dict[bytes, Head],
+        check: ResponseCheck | None = None,
     ) -> None:
         super().__init__(address, context)
         self._requests = requests
         self._known_heads = known_heads
+        self._check = check
+        self._is_checked = False  # whether the answer at hand is to be decoded
         self._reset()
 
     def _reset(self) -> None:
@@ -117,6 +145,8 @@ class HttpConnection(Connection):
         super().open()
 
     def send(self, index: int) -> None:
+        if self._check is not None:
+            self._is_checked = self._check.is_due()
         self._write(self._requests[index])
 
     def receive(self) -> Answer | None:
@@ -146,10 +176,10 @@ class HttpConnection(Connection):
                 if len(self._known_heads) < MAX_KNOWN_HEADS:
                     self._known_heads[text] = head
             missing = head.length - (len(data) - end - 4)
-            if missing == 0 and head.status == 200:  # what nearly every answer is
+            if missing == 0 and head.status == 200 and not self._is_checked:  # what nearly every answer is
                 self.must_reopen = head.closes
                 return OK
-            if head.is_success and missing > 0 and head.length > 0:
+            if head.is_success and missing > 0 and head.length > 0 and not self._is_checked:
                 self._head, self._missing = head, missing
                 return None
             self._head = head
@@ -215,7 +245,13 @@ class HttpConnection(Connection):
         self._reset()
         self.must_reopen = head.closes
         if head.is_success:
+            if self._is_checked and self._check is not None:
+                wrong = self._check.of_http(body, head.json_length, head.encoding)
+                return OK if wrong is None else (Status.FAILED, wrong)
             return OK
+        if head.encoding:
+            with contextlib.suppress(ValueError):
+                body = decompress(body, head.encoding)
         status = Status.REJECTED if head.status == 503 else Status.FAILED
         return status, error_message(head, body[:MAX_ERROR_BODY])
 

@@ -32,6 +32,7 @@ from loadgen.outcome import (
 )
 from loadgen.samples import SAMPLES_FILE, Samples, SampleWriter, Status
 from loadgen.schedule import planned_ns, share
+from loadgen.shared_memory import unregister
 from tritune.errors import LoadTestError
 from tritune.plan import GeneratorPlan
 
@@ -220,6 +221,8 @@ class Leader:
         if self.is_finished:
             return
         self.is_finished = True
+        if self.plan.regions is not None and self._parent is not None and os.getppid() != self._parent:
+            unregister(self.plan.regions, self.plan.endpoints)  # their owner cannot any more
         try:
             self._writer.close()
         except LoadTestError as error:

@@ -17,10 +17,14 @@ import gevent.event
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.encoding import grpc_messages, http_bodies
 from loadgen.outcome import PARENT_VARIABLE
-from loadgen.payload import grpc_message, payloads
+from loadgen.payload import payloads
+from loadgen.responses import ResponseCheck
 from loadgen.schedule import planned_ns, share
-from loadgen.users.grpc import GrpcConnection, grpc_requests
+from loadgen.shared_memory import layout
+from loadgen.users.grpc import GrpcConnection, grpc_requests, header_block
+from loadgen.users.grpc_stream import STREAM_METHOD, GrpcStreamConnection, stream_messages
 from loadgen.users.http import Head, HttpConnection, http_requests
 from loadgen.users.loops import ClosedLoop, OpenLoop
 from loadgen.users.statistics import StatisticsFeed
@@ -43,6 +47,10 @@ def connector(plan: GeneratorPlan) -> tuple[Callable[[], Connection], int]:
     """
     load, endpoints = plan.load, plan.endpoints
     pool = payloads(plan.signature, load)
+    check = None
+    if load.check_share:
+        shared = layout(plan.regions, pool, plan.signature, load).outputs if plan.regions is not None else {}
+        check = ResponseCheck(plan.signature, load, shared)
     if load.protocol is Protocol.GRPC:
         if endpoints.grpc is None:
             raise InputError(
@@ -50,15 +58,20 @@ def connector(plan: GeneratorPlan) -> tuple[Callable[[], Connection], int]:
             )
         address = resolve(endpoints.grpc)
         context = tls_context(endpoints.tls, "h2")
-        messages = [grpc_message(payload, load.model) for payload in pool]
-        frames = grpc_requests(messages, endpoints.grpc, endpoints.headers, is_tls=context is not None)
+        messages = grpc_messages(pool, plan)
         blocks: dict[bytes, dict[str, str]] = {}
-        return lambda: GrpcConnection(address, context, frames, blocks), len(pool)
+        if load.grpc_stream:
+            block = header_block(STREAM_METHOD, endpoints.grpc, endpoints.headers, is_tls=context is not None)
+            parts = stream_messages(messages)
+            return lambda: GrpcStreamConnection(address, context, parts, block, blocks, check), len(pool)
+        frames = grpc_requests(messages, endpoints.grpc, endpoints.headers, is_tls=context is not None)
+        return lambda: GrpcConnection(address, context, frames, blocks, check), len(pool)
     address = resolve(endpoints.http)
     context = tls_context(endpoints.tls, "http/1.1")
-    requests = http_requests(pool, load.model, endpoints.http, endpoints.headers)
+    bodies = http_bodies(pool, plan)
+    requests = http_requests(bodies, load.model, endpoints.http, endpoints.headers, load.compression)
     heads: dict[bytes, Head] = {}
-    return lambda: HttpConnection(address, context, requests, heads), len(requests)
+    return lambda: HttpConnection(address, context, requests, heads, check), len(requests)
 
 
 def _give_way() -> None:

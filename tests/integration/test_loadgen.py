@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +19,19 @@ from loadgen import child
 from loadgen.outcome import Outcome
 from loadgen.samples import Samples, Status, read_stream
 from tritune.errors import LoadTestError
-from tritune.plan import Arrivals, Driver, Endpoints, GeneratorPlan, LoadPlan, Protocol, Signature
+from tritune.plan import (
+    Arrivals,
+    Compression,
+    Driver,
+    Endpoints,
+    GeneratorPlan,
+    LoadPlan,
+    Protocol,
+    SharedMemory,
+    Signature,
+    Wire,
+)
+from tritune.settings import ROOT
 from tritune.triton import Triton
 
 Run = Callable[..., tuple[Samples, Outcome]]
@@ -55,6 +73,92 @@ def test_locust_claims_exactly_what_triton_did(run: Run, triton: Triton, protoco
     assert set(samples.status.tolist()) == {Status.OK}, outcome.errors
     assert len(samples) > 100
     assert after.inference_count - before.inference_count == 3 * len(samples)
+
+
+WIRES = {
+    "json": {"wire": Wire.JSON},
+    "gzip": {"compression": Compression.GZIP},
+    "deflate": {"compression": Compression.DEFLATE},
+    "json and gzip": {"wire": Wire.JSON, "compression": Compression.GZIP},
+    "shared": {"shared_memory": SharedMemory.SYSTEM},
+    "shared, gRPC": {"shared_memory": SharedMemory.SYSTEM, "protocol": Protocol.GRPC},
+    "stream": {"grpc_stream": True, "protocol": Protocol.GRPC},
+    "shared stream": {"shared_memory": SharedMemory.SYSTEM, "grpc_stream": True, "protocol": Protocol.GRPC},
+}
+
+
+def shared() -> list[str]:
+    return [path.name for path in Path("/dev/shm").glob(f"tritune-load-{os.getpid()}-*")]
+
+
+@pytest.mark.parametrize("options", WIRES.values(), ids=WIRES)
+def test_every_wire_says_the_same_and_every_answer_is_right(run: Run, triton: Triton, options: dict[str, Any]) -> None:
+    before = triton.statistics("double")
+    samples, outcome = run(concurrency=4, batch=2, check_share=1.0, duration_s=0.5, warmup_s=0.2, **options)
+    after = triton.statistics("double")
+    assert set(samples.status.tolist()) == {Status.OK}, outcome.errors
+    assert len(samples) > 50
+    assert after.inference_count - before.inference_count == 2 * len(samples)
+    assert shared() == []
+    assert regions(triton) == []
+
+
+def regions(triton: Triton) -> list[str]:
+    answer = triton._json("GET", "/v2/systemsharedmemory/status")
+    return [row["name"] for row in answer if row["name"].startswith("tritune-load-")]
+
+
+@pytest.mark.parametrize("end", ["cancel", "SIGKILL"])
+def test_shared_memory_is_given_back_however_the_generator_ends(triton: Triton, tmp_path: Path, end: str) -> None:
+    load = LoadPlan("double", concurrency=2, duration_s=60, shared_memory=SharedMemory.SYSTEM)
+    made = child.start(GeneratorPlan(load, triton.endpoints, triton.signature("double")), tmp_path / "run")
+    assert len(shared()) == 2
+    assert len(regions(triton)) == 2
+    limit = time.monotonic() + 30
+    while made.window() is None and time.monotonic() < limit:
+        time.sleep(0.05)
+    if end == "cancel":
+        made.cancel()
+    else:
+        os.kill(made.pid, signal.SIGKILL)
+        made.wait(10)
+    assert shared() == []
+    assert regions(triton) == []
+
+
+def test_shared_memory_whose_owner_is_gone_is_given_back_too(triton: Triton, tmp_path: Path) -> None:
+    load = LoadPlan("double", concurrency=2, duration_s=60, shared_memory=SharedMemory.SYSTEM)
+    plan = GeneratorPlan(load, triton.endpoints, triton.signature("double"))
+    code = (
+        "import json, os, signal, sys, time; from pathlib import Path; from loadgen import child\n"
+        "from tritune.plan import *\n"
+        f"plan = GeneratorPlan.from_dict(json.loads({json.dumps(plan.to_dict())!r}))\n"
+        f"made = child.start(plan, Path({str(tmp_path / 'run')!r}))\n"
+        "while made.window() is None: time.sleep(0.02)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False, stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 20
+    while (regions(triton) or list(Path("/dev/shm").glob("tritune-load-*"))) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert regions(triton) == []
+    assert list(Path("/dev/shm").glob("tritune-load-*")) == []
+
+
+def test_a_server_that_cannot_see_the_memory_is_one_sentence(triton: Triton, tmp_path: Path) -> None:
+    load = LoadPlan("double", concurrency=1, shared_memory=SharedMemory.SYSTEM)
+    plan = GeneratorPlan(load, Endpoints("127.0.0.1:9"), triton.signature("double"))
+    with pytest.raises(LoadTestError, match=r"could not use shared memory: No server answers at 127\.0\.0\.1:9"):
+        child.start(plan, tmp_path / "run")
+    assert shared() == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"wire": Wire.JSON}, {"shared_memory": SharedMemory.SYSTEM}], ids=["json", "shared"]
+)
+def test_perf_analyzer_takes_the_same_wires(run: Run, options: dict[str, Any]) -> None:
+    samples, _ = run(driver=Driver.PERF_ANALYZER, concurrency=2, duration_s=1.0, **options)
+    assert set(samples.status.tolist()) == {Status.OK}
 
 
 @pytest.mark.parametrize("protocol", list(Protocol))

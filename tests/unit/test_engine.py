@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.payload import payloads
+from loadgen.payload import http_body, payloads
+from loadgen.responses import ResponseCheck
 from loadgen.samples import Samples, Status
 from loadgen.schedule import offsets_ns
 from loadgen.users.http import Head, HttpConnection, http_requests
@@ -23,11 +24,13 @@ from tritune.plan import Arrivals, LoadPlan, Signature, TensorSpec
 SIGNATURE = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),), 8)
 
 
-def connector(address: str, tls: dict[str, Any] | None = None, **headers: str) -> Callable[[], Connection]:
+def connector(
+    address: str, tls: dict[str, Any] | None = None, check: ResponseCheck | None = None, **headers: str
+) -> Callable[[], Connection]:
     pool = payloads(SIGNATURE, LoadPlan("m", concurrency=1), count=4)
-    requests = http_requests(pool, "m", address, headers)
+    requests = http_requests([http_body(payload) for payload in pool], "m", address, headers)
     where, context, heads = resolve(address), tls_context(tls, "http/1.1"), dict[bytes, Head]()
-    return lambda: HttpConnection(where, context, requests, heads)
+    return lambda: HttpConnection(where, context, requests, heads, check)
 
 
 def nothing() -> None:
@@ -41,9 +44,10 @@ def run_closed(
     duration_s: float = 0.3,
     timeout_s: float = 5.0,
     tls: dict[str, Any] | None = None,
+    check: ResponseCheck | None = None,
 ) -> tuple[Samples, ClosedLoop, int]:
     """Samples, the loop, and the window's end."""
-    loop = ClosedLoop(connector(address, tls), 4, timeout_s, nothing)
+    loop = ClosedLoop(connector(address, tls, check), 4, timeout_s, nothing)
     for _ in range(clients):
         loop.add_client()
     begin = time.monotonic_ns() + 50_000_000
@@ -113,6 +117,26 @@ def test_every_bad_answer_is_a_failed_request_with_its_message(
     assert len(samples) >= 2
     assert set(samples.status.tolist()) == {status}
     assert loop.errors == {message: len(samples)}
+
+
+@pytest.mark.parametrize("manners", ["ok", "chunked", "continue", "no_length", "close_header", "byte_by_byte"])
+def test_a_checked_answer_is_read_whole_however_it_comes(fake_server: Callable[..., Any], manners: str) -> None:
+    right = Signature(SIGNATURE.inputs, (TensorSpec("OUTPUT__0", "FP32", (10,)),), 8)
+    check = ResponseCheck(right, LoadPlan("m", concurrency=1, check_share=1.0))
+    samples, loop, _ = run_closed(fake_server("--manners", manners, "--law", "fixed:2").address, check=check)
+    assert len(samples) >= 2
+    assert check.checked == len(samples)
+    # the fake server names the JSON's length in every form of its answer but one
+    assert loop.errors == {} or manners in ("chunked", "no_length")
+
+
+def test_answers_that_fail_their_check_are_failed_requests(fake_server: Callable[..., Any]) -> None:
+    check = ResponseCheck(SIGNATURE, LoadPlan("m", concurrency=1, check_share=0.25))
+    samples, loop, _ = run_closed(fake_server("--law", "fixed:2").address, check=check)
+    assert len(samples) > 20
+    failed = count(samples, Status.FAILED)
+    assert failed == check.checked == len(samples) // 4
+    assert loop.errors == {"response check: outputs OUTPUT__0 instead of y": failed}
 
 
 def test_a_silent_server_makes_timeouts_and_each_gets_a_new_connection(fake_server: Callable[..., Any]) -> None:

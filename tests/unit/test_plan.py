@@ -11,15 +11,18 @@ from tritune.arrival_plan import Stage, describe_stages, parse_intervals, parse_
 from tritune.errors import InputError
 from tritune.plan import (
     Arrivals,
+    Compression,
     Configuration,
     Driver,
     Endpoints,
     GeneratorPlan,
     LoadPlan,
     Protocol,
+    SharedMemory,
     Signature,
     TensorSpec,
     TuneChange,
+    Wire,
     describe_load,
 )
 
@@ -52,6 +55,12 @@ from tritune.plan import (
         ({"rate_rps": 5, "arrivals": Arrivals.REPLAY}, ["belong together"]),
         ({"intervals_us": (0, 0), "arrivals": Arrivals.REPLAY}, ["2 intervals of 0 µs"]),
         ({"intervals_us": (5, -1), "arrivals": Arrivals.REPLAY}, ["interval of -1"]),
+        ({"rate_rps": 5, "check_share": 1.5}, ["check_share=1.5"]),
+        ({"rate_rps": 5, "wire": Wire.JSON, "protocol": Protocol.GRPC}, ["JSON", "http"]),
+        ({"rate_rps": 5, "wire": Wire.JSON, "shared_memory": SharedMemory.SYSTEM}, ["Choose one"]),
+        ({"rate_rps": 5, "compression": Compression.GZIP, "protocol": Protocol.GRPC}, ["compression=gzip"]),
+        ({"rate_rps": 5, "grpc_stream": True}, ["ModelStreamInfer"]),
+        ({"rate_rps": 5, "check_share": 0.1, "driver": Driver.PERF_ANALYZER}, ["check_share is not offered"]),
         ({"rate_rps": 5, "max_connections": 0}, ["max_connections=0"]),
         ({"rate_rps": 5, "max_connections": 2, "workers": 3}, ["max_connections=2", "workers=3"]),
     ],
@@ -120,6 +129,11 @@ def test_configurations_and_loads_have_short_labels() -> None:
     assert describe_load(poisson.load()) == "locust http, 100/s poisson, batch 4"
     staged = LoadPlan(model="m", stages=parse_stages("10s:100,500ms:100-400"), duration_s=10.5)
     assert describe_load(staged.load()) == "locust http, stages 10s:100,0.5s:100-400 constant"
+    wires = LoadPlan("m", concurrency=2, wire=Wire.JSON, compression=Compression.GZIP)
+    assert describe_load(wires.load()) == "locust http json gzip, 2 clients"
+    stream = LoadPlan("m", concurrency=2, protocol=Protocol.GRPC, grpc_stream=True, shared_memory=SharedMemory.SYSTEM)
+    assert describe_load(stream.load()) == "locust grpc shared memory stream, 2 clients"
+    assert LoadPlan.from_dict(json.loads(json.dumps(stream.to_dict()))) == stream
     replay = LoadPlan(model="m", intervals_us=(1000, 3000), arrivals=Arrivals.REPLAY)
     assert describe_load(replay.load()) == "locust http, replay of 2 intervals (880c18e9c36d), 500/s"
 
