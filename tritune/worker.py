@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 from tritune import trial
@@ -30,6 +31,7 @@ from tritune.store import Job, Store
 IDLE_EXIT_S = 30.0
 POLL_S = 0.2
 HEARTBEAT_S = 1.0
+LOST = "worker lost: its process ended before this was done. Start it again; what had finished is kept."
 
 log = logging.getLogger("tritune.worker")
 
@@ -120,7 +122,12 @@ def _model_add(context: Context) -> Mapping[str, Any]:
     from tritune import publish
 
     payload = context.job.payload
-    return publish.add(context.settings, payload["path"], payload.get("name"), progress=context.progress)
+    path = Path(payload["path"])
+    try:
+        return publish.add(context.settings, path, payload.get("name"), progress=context.progress)
+    finally:
+        if path.parent == context.settings.uploads:  # published or refused, it is not needed again
+            path.unlink(missing_ok=True)
 
 
 def _load_model(context: Context) -> Mapping[str, Any]:
@@ -228,7 +235,7 @@ def run(settings: Settings, *, service: bool = False, idle_exit_s: float = IDLE_
             return False
         with lock:
             store = Store(settings.database_url)
-            for job_id in store.fail_lost(older_than_s=0.0):
+            for job_id in store.fail_lost(older_than_s=0.0, reason=LOST):
                 log.warning("job %s was running when its worker ended", job_id)
             _work(settings, store, stop, current, service, idle_exit_s)
         # Whoever saw the lock held did not start a worker: look once more after letting it go.

@@ -37,6 +37,7 @@ def test_text_reads_exactly_as_written_and_code_stays_code() -> None:
     assert wording.plain("[4, 8] costs $5 *now* in INPUT__0") == r"\[4, 8\] costs \$5 \*now\* in INPUT\_\_0"
     assert wording.plain("Use `tritune tune m_1`.") == "Use `tritune tune m_1`."
     assert wording.plain("one ` alone_") == r"one \` alone\_"
+    assert wording.plain(r"\*a\* \[x](y)") == r"\\\*a\\\* \\\[x\](y)"
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("", ()), ("4, 8", (4, 8)), ("4 8", (4, 8)), (" 16 ,", (16,))])

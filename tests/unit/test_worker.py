@@ -101,6 +101,21 @@ def test_a_job_whose_worker_is_stopped_fails_and_says_so(
     assert "worker was stopped" in job.error
 
 
+@pytest.mark.parametrize("folder", ["uploads", "elsewhere"])
+def test_an_upload_is_gone_once_it_was_published_or_refused_and_a_users_file_stays(
+    settings: Settings, store: Store, folder: str
+) -> None:
+    file = settings.results / folder / "x.onnx"
+    file.parent.mkdir(parents=True)
+    file.write_text("this is no ONNX")
+    job_id = store.insert_job(JobKind.MODEL_ADD, {"path": str(file), "name": "m"})
+    job = store.claim("me")
+    assert job is not None
+    worker._do(worker.Context(settings, store, job, "me"), threading.Event())
+    assert "is not an ONNX model" in str(store.job(job_id).error)
+    assert file.exists() == (folder == "elsewhere")
+
+
 def test_every_kind_of_job_has_somebody_who_does_it() -> None:
     assert set(worker._JOBS) == set(JobKind)
 
@@ -190,6 +205,6 @@ def test_after_kill_9_the_next_worker_fails_the_lost_job_and_goes_on(settings: S
     again = store.insert_job(JobKind.UNLOAD_MODEL, {"model": "m"})
     process = start_worker(settings, RUN + "worker.run(Settings.from_env(), idle_exit_s=0.1)")
     assert process.wait(30) == 0
-    assert (store.job(lost).state, store.job(lost).error) == (JobState.FAILED, "worker lost")
+    assert (store.job(lost).state, store.job(lost).error) == (JobState.FAILED, worker.LOST)
     assert store.job(again).state is JobState.FAILED  # no server is up
     assert "No Triton is running" in (store.job(again).error or "")

@@ -51,7 +51,7 @@ def choose(finished: Sequence[Trial]) -> tuple[list[Trial], str]:
         return results_view.trial_label(known[name])
 
     # By hand, since a bound widget would write the whole label of each trial into the URL.
-    asked = [name for name in st.query_params.get_all("trials") if name in known]
+    asked = [name for name in dict.fromkeys(st.query_params.get_all("trials")) if name in known]
     chosen = st.multiselect(
         "Load tests", list(known), default=asked or defaults(finished), format_func=label, key="trials"
     )

@@ -6,6 +6,7 @@ Belongs here: pure functions from a value to words. Never: widgets, reads.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,12 +18,10 @@ from tritune.plan import Configuration
 def plain(text: str) -> str:
     """Text as Markdown that reads exactly as written; what stands between two backticks reads as code."""
     parts = text.split("`")
-    if len(parts) % 2 == 0:
-        parts = ["\\`".join(parts)]
-    for index in range(0, len(parts), 2):
-        for mark in ("*", "_", "[", "]", "$", "~", "<", "#", ":"):
-            parts[index] = parts[index].replace(mark, f"\\{mark}")
-    return "`".join(parts)
+    is_paired = len(parts) % 2 == 1
+    for index in range(0, len(parts), 2 if is_paired else 1):
+        parts[index] = re.sub(r"[\\*_\[\]$~<#:]", r"\\\g<0>", parts[index])
+    return ("`" if is_paired else "\\`").join(parts)
 
 
 def rounded(value: float | None) -> float | None:
