@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,9 +121,12 @@ def main() -> int:
                             short.part, options.rounds or short.rounds, options.duration or short.duration_s
                         )
                         _write(path, json.dumps(report.to_dict(), indent=1))
-                    except FAILURES as error:
-                        say(f"{name} was not measured: {error}")
-                        reports[name] = str(error)
+                    except Exception as error:  # the other parts are still worth having
+                        if not isinstance(error, FAILURES):
+                            traceback.print_exc()
+                        reports[name] = str(error) or type(error).__name__
+                        say(f"{name} was not measured: {reports[name]}")
+                        _write(options.out, markdown(machine, reports))
                         continue
                 reports[name] = report
                 _write(options.out, markdown(machine, reports))

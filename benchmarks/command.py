@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.machine import busy_percent
 from benchmarks.processes import BenchmarkError, ended_by_signals
 from benchmarks.tables import Report
 from tritune.errors import TrituneError
 
-FAILURES = (BenchmarkError, TrituneError, OSError)
+QUIET_PERCENT = 5.0
+FAILURES = (BenchmarkError, TrituneError, OSError, subprocess.SubprocessError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,15 @@ def say(text: str) -> None:
 
 
 def measured(part: Part, rounds: int, duration_s: float) -> Report:
-    """Run a part in a temporary folder."""
+    """Run a part in a temporary folder; a note says where the machine was not quiet."""
+    busy = busy_percent()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tritune-bench-", ignore_cleanup_errors=True) as name:
         report = part(Options(rounds, duration_s, Path(name)))
-    return replace(report, took_s=time.monotonic() - began)
+    notes = report.notes
+    if busy > QUIET_PERCENT:
+        notes = (f"Not a quiet machine: just before, other processes used {busy:.0f} % of its CPU.", *notes)
+    return replace(report, notes=notes, took_s=time.monotonic() - began)
 
 
 def run(part: Part, documentation: str | None, *, rounds: int, duration_s: float) -> int:

@@ -189,9 +189,11 @@ def server_table(findings: list[Finding]) -> Table:
         if these:
             late = (number(median([found.late_us[index] for found in these])) for index in range(len(QUANTILES)))
             rows.append((text, *late, number(median([found.unseen_us for found in these]))))
-    header = ("law (ms)", *(f"late {name}, µs" for name in NAMES), "seen late by at most, P99, µs")
+    header = ("law (ms)", *(f"late {name}, µs" for name in NAMES), "seen late P99, µs")
     return Table(
-        "The server's own error: answers behind their delay (in the truth), and arrivals seen late", header, tuple(rows)
+        "The server's own error, which is in the truth: answers behind the law's delay",
+        header,
+        tuple(rows),
     )
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.law_server --law lognormal:5:0.5 --log FILE [--core 1] [--seed 0]
 
 prints its port, answers every POST after the law's delay (laws.py) and ends at end of file on stdin; then FILE holds
-what laws.ServerLog reads. With --core it has that core for itself and
-never sleeps: it asks the kernel for arrivals without a pause, so a request is seen within microseconds and an answer
-leaves on time. Its own lateness is in the log. GET /count tells how many POSTs have come; the other GETs are what
+what laws.ServerLog reads. A delay begins when the *kernel* had the request (SO_TIMESTAMPNS), so a server that is late
+to look is late in its own log. With --core it has that core for itself and never sleeps: a request is seen within
+microseconds and an answer leaves on time. GET /count tells how many POSTs have come; the other GETs are what
 perf_analyzer and tritonclient ask a Triton for.
 """
 
@@ -19,6 +19,7 @@ import os
 import random
 import select
 import socket
+import struct
 import sys
 import time
 from array import array
@@ -28,6 +29,7 @@ from typing import Any
 from benchmarks.laws import Law
 
 MODEL = "bench"
+TIMESTAMPS = 35  # SO_TIMESTAMPNS and SCM_TIMESTAMPNS, which the socket module does not name
 INPUT, OUTPUT, SIZE = "INPUT__0", "OUTPUT__0", 16
 _TENSORS = (
     {"name": INPUT, "datatype": "FP32", "shape": [-1, SIZE]},
@@ -69,6 +71,17 @@ ANSWER = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
     b"Content-Length: %d\r\n\r\n" % (len(JSON_HEAD), len(ANSWER_BODY))
 ) + ANSWER_BODY
+
+
+def _kernel_time(notes: list[tuple[int, int, bytes]], earliest: int, latest: int) -> int:
+    """When the kernel had the last bytes, on CLOCK_MONOTONIC; `latest` where it does not say."""
+    for level, kind, data in notes:
+        if (level, kind) == (socket.SOL_SOCKET, TIMESTAMPS):
+            seconds, nanoseconds = struct.unpack("qq", data[:16])
+            at = seconds * 1_000_000_000 + nanoseconds - (time.time_ns() - time.monotonic_ns())
+            # its wall clock may be stepped, and nothing that came before the last look is new
+            return int(min(max(at, earliest), latest))
+    return latest
 
 
 class LawServer:
@@ -123,6 +136,7 @@ class LawServer:
             return
         made.setblocking(False)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setsockopt(socket.SOL_SOCKET, TIMESTAMPS, 1)
         fd = made.fileno()
         self._sockets[fd], self._data[fd], self._numbers[fd] = made, b"", len(self.closed)
         self.closed.append(0)
@@ -130,11 +144,11 @@ class LawServer:
 
     def _read(self, fd: int, now: int, seen: int) -> None:
         try:
-            data = self._sockets[fd].recv(65536)
+            data, notes, _, _ = self._sockets[fd].recvmsg(65536, 64)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            data, notes = b"", []
         if not data:
             self._epoll.unregister(fd)
             self._sockets.pop(fd).close()
@@ -153,26 +167,27 @@ class LawServer:
             if head.startswith(b"GET "):
                 self._tell(fd, head.split(b" ")[1].decode())
             else:
-                self._arrived(fd, now, now - seen)
+                self._arrived(fd, _kernel_time(notes, seen, now), now)
 
-    def _arrived(self, fd: int, now: int, unseen_ns: int) -> None:
-        delay_ns = self._law.delay_ns(now - self.started_ns, self._chance)
+    def _arrived(self, fd: int, arrived: int, now: int) -> None:
+        delay_ns = self._law.delay_ns(arrived - self.started_ns, self._chance)
         row = len(self.log)
-        self.log.extend((now, delay_ns, -1, self._numbers[fd], unseen_ns))
+        self.log.extend((arrived, delay_ns, -1, self._numbers[fd], now - arrived))
         self.count += 1
         if delay_ns:
-            heapq.heappush(self._due, (now + delay_ns, row, fd))
+            heapq.heappush(self._due, (arrived + delay_ns, row, fd))
         else:
             self._answer(row, fd)
 
     def _answer(self, row: int, fd: int) -> None:
         made = self._sockets.get(fd)
         if made is not None and self._numbers[fd] == self.log[row + 3]:
+            now = time.monotonic_ns()  # before: the client may have the answer, and this core, before send comes back
             try:
                 made.send(ANSWER)
             except OSError:
                 return  # its client is gone
-            self.log[row + 2] = time.monotonic_ns()
+            self.log[row + 2] = now
 
     def _tell(self, fd: int, path: str) -> None:
         found = {"count": self.count} if path == "/count" else DOCUMENTS.get(path.removesuffix("/versions/1"))

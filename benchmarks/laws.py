@@ -56,9 +56,10 @@ class Law:
 class ServerLog:
     """What a law's server did, one row a request in the order of arrival; nanoseconds of CLOCK_MONOTONIC.
 
-    `planned_ns` is the delay that the law asked for; `answered_ns` is when the answer had gone out. `unseen_ns` is the
-    longest that the request can have waited in the kernel before the server saw it. `closed_ns` is when the client
-    closed each connection, by its number (from 0); 0: it was open to the end.
+    `arrived_ns` is when the kernel had the request, `unseen_ns` how long it then waited until the server saw it (both
+    are part of how long it was served), `planned_ns` the delay that the law asked for, `answered_ns` when the answer
+    was handed to the kernel; -1: never. `closed_ns` is when the client closed each connection, by its number (from 0);
+    0: it was open to the end.
     """
 
     started_ns: int

@@ -42,6 +42,19 @@ def load_average() -> str:
     return " ".join(f"{value:.2f}" for value in os.getloadavg())
 
 
+def busy_percent(seconds: float = 2.0) -> float:
+    """How much of all cores is used by others while this process sleeps."""
+
+    def ticks() -> tuple[int, int]:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        return sum(fields) - fields[3] - fields[4], sum(fields)
+
+    busy, whole = ticks()
+    time.sleep(seconds)
+    busy_after, whole_after = ticks()
+    return 100 * (busy_after - busy) / max(1, whole_after - whole)
+
+
 def describe() -> dict[str, str]:
     """Label and value, in the order in which they are shown."""
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
