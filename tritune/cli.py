@@ -8,16 +8,20 @@ Belongs here: options, waiting, printing. Never: what the verbs do.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from tritune.arrival_plan import parse_intervals, parse_stages
 from tritune.errors import InputError, TrituneError
@@ -39,6 +43,8 @@ from tritune.settings import Settings
 P = ParamSpec("P")
 
 MISSED = 3
+MAX_ROWS = 1_000_000
+INTERRUPTED = 130  # as a shell gives it for Ctrl-C
 
 _options: dict[str, Any] = {
     "no_args_is_help": True,
@@ -46,7 +52,26 @@ _options: dict[str, Any] = {
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
 }
-app = typer.Typer(help="From an ONNX model to a tuned, measured, compared configuration on Triton.", **_options)
+
+
+class _Commands(TyperGroup):
+    """All verbs. A wrong use of one is told like any failure: with --json one document is on stdout then too."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> NoReturn:
+        given = sys.argv[1:] if args is None else list(args)
+        try:
+            code = super().main(given, *others, **{**options, "standalone_mode": False})
+        except TyperException as wrong:
+            if "--json" in given:
+                show({"error": wrong.format_message()}, True, "")
+            wrong.show()  # type: ignore[attr-defined]  # all of them have it; their class is private to Typer
+            code = wrong.exit_code
+        sys.exit(code or 0)
+
+
+app = typer.Typer(
+    help="From an ONNX model to a tuned, measured, compared configuration on Triton.", cls=_Commands, **_options
+)
 model_app = typer.Typer(help="Publish, check and list models.", **_options)
 server_app = typer.Typer(help="Start, attach to, look at and stop a Triton.", **_options)
 study_app = typer.Typer(help="Load tests that were made.", **_options)
@@ -64,12 +89,12 @@ def say(text: str) -> None:
 
 def show(document: Mapping[str, Any], as_json: bool, text: str) -> None:
     """Print the result: the document, or the text that a person reads."""
-    typer.echo(json.dumps(document, ensure_ascii=False, allow_nan=False) if as_json else text)
+    typer.echo(json.dumps(document, allow_nan=False) if as_json else text)
 
 
 def _fail(error: TrituneError, as_json: bool) -> NoReturn:
     if as_json:
-        typer.echo(json.dumps({"error": str(error)}, ensure_ascii=False))
+        show({"error": str(error)}, True, "")
     say(str(error))
     raise typer.Exit(error.exit_code)
 
@@ -84,8 +109,12 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
         except TrituneError as error:
             _fail(error, bool(kwargs.get("as_json")))
         except KeyboardInterrupt:
+            if kwargs.get("as_json"):
+                show({"error": "Stopped."}, True, "")
             say("Stopped.")
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # whoever reads the output has heard enough
+            raise
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             said = TrituneError(f"The system refused: {error.strerror or error}{where}. Check rights and free space.")
@@ -100,12 +129,12 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
 
 def _unexpected(error: Exception) -> TrituneError:
     """A fault of ours, as one sentence; its traceback goes to a file."""
-    log = Settings.from_env().results / "faults.log"
     try:
+        log = Settings.from_env().results / "faults.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file:
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
-    except OSError:
+    except (OSError, TrituneError):
         return TrituneError(f"An unexpected fault: {type(error).__name__}: {error}.")
     return TrituneError(f"An unexpected fault: {type(error).__name__}: {error}. The details are in {log}.")
 
@@ -113,10 +142,9 @@ def _unexpected(error: Exception) -> TrituneError:
 def _whole_numbers(text: str, what: str) -> tuple[int, ...]:
     if text.strip().lower() in ("", "none"):
         return ()
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"{what}={text!r} must be whole numbers with commas between them, such as 4,8.") from None
+    if not re.fullmatch(r"\s*-?[0-9]{1,18}\s*(,\s*-?[0-9]{1,18}\s*)*", text):
+        raise InputError(f"{what}={text!r} must be whole numbers with commas between them, such as 4,8.")
+    return tuple(int(part) for part in text.split(","))
 
 
 def _named(values: list[str], what: str, example: str) -> list[tuple[str, str]]:
@@ -135,8 +163,17 @@ def _pairs(values: list[str] | None, option: str) -> dict[str, str]:
         key, separator, text = value.partition("=")
         if not separator or not key:
             raise InputError(f"{option} {value!r} must look like KEY=VALUE.")
-        pairs[key] = text
+        pairs[_readable(key, option)] = _readable(text, option)
     return pairs
+
+
+def _readable(text: str, option: str) -> str:
+    """Text that can be kept: an argument may hold bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{option} {text!r} holds bytes that are not UTF-8 text. Leave them out.") from None
+    return text
 
 
 def _run_job(kind: JobKind, payload: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -307,7 +344,8 @@ def server_status(as_json: Json = False) -> None:
 @server_app.command("logs")
 @verb
 def server_logs(
-    lines: Annotated[int, typer.Option(help="How many of the last lines.")] = 200, as_json: Json = False
+    lines: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="How many of the last lines.")] = 200,
+    as_json: Json = False,
 ) -> None:
     """The last lines of the server's log."""
     from tritune import servers
@@ -365,8 +403,8 @@ def tune(
         instance_count=instances,
         dynamic_batching=dynamic_batching,
     )
-    if undo and not change.is_empty:
-        raise InputError("--undo takes no other change. Leave the other options out.")
+    if undo and (dry_run or not change.is_empty):
+        raise InputError("--undo takes no other change and no --dry-run. Leave the other options out.")
     if not undo and change.is_empty:
         raise InputError("Nothing to change was given. `tritune tune --help` lists the options.")
     repository = ModelRepository(settings.model_repo)
@@ -469,7 +507,7 @@ def load(
         input_data=str(input_data.absolute()) if input_data else None,
         p99_limit_ms=p99_ms,
     )
-    payload = {"plan": plan.to_dict(), "labels": _pairs(label, "--label"), "note": note}
+    payload = {"plan": plan.to_dict(), "labels": _pairs(label, "--label"), "note": _readable(note, "--note")}
     if find_rate:
         _find_rate(plan, payload, precision, budget_min, as_json)
         return
@@ -477,7 +515,7 @@ def load(
     job, store = _run_job(JobKind.LOAD_TEST, payload)
     trial_id = (job.result or {}).get("trial_id")
     if job.state is not JobState.FINISHED and trial_id and as_json:
-        typer.echo(json.dumps(store.trial(trial_id).to_dict(), ensure_ascii=False))
+        show(store.trial(trial_id).to_dict(), True, "")
         say(job.error or f"This ended {job.state}.")
         raise typer.Exit(1)
     _require(job)
@@ -549,13 +587,11 @@ def _trial_text(document: Mapping[str, Any]) -> str:
     lines = [f"{document['trial_id']} {document['model']}: {describe_load(document['load'])}"]
     if document["configuration"]:
         lines.append(f"  {Configuration.from_dict(document['configuration']).describe()}")
-    interval = f" (95 % {significant(throughput['ci95'][0])} to {significant(throughput['ci95'][1])})"
-    lines.append(f"  throughput {significant(throughput['value'])}/s{interval if throughput['ci95'] else ''}")
+    lines.append(f"  throughput {significant(throughput['value'])}/s{_interval(throughput['ci95'])}")
     if latency["p50"] is not None:
         lines.append(f"  P50 {significant(latency['p50'])} ms, P95 {significant(latency['p95'])} ms")
     if p99["value"] is not None:
-        interval = f" (95 % {significant(p99['ci95'][0])} to {significant(p99['ci95'][1])})" if p99["ci95"] else ""
-        lines.append(f"  P99 {'≥ ' if p99['at_least'] else ''}{significant(p99['value'])} ms{interval}")
+        lines.append(f"  P99 {'≥ ' if p99['at_least'] else ''}{significant(p99['value'])} ms{_interval(p99['ci95'])}")
     else:
         lines.append(f"  P99 not given: {p99.get('reason')}")
     if (limit_ms := document["plan"].get("p99_limit_ms")) is not None:
@@ -566,6 +602,12 @@ def _trial_text(document: Mapping[str, Any]) -> str:
         lines.append(f"  average batch {significant(document['server']['average_batch'])}")
     lines += [f"  warning: {warning['message']}" for warning in document["warnings"]]
     return "\n".join(lines)
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    from tritune.analysis import significant
+
+    return f" (95 % {significant(bounds[0])} to {significant(bounds[1])})" if bounds else ""
 
 
 @app.command("compare")
@@ -592,7 +634,8 @@ def compare(
 @study_app.command("list")
 @verb
 def study_list(
-    limit: Annotated[int, typer.Option(help="How many of the newest.")] = 100, as_json: Json = False
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="How many of the newest.")] = 100,
+    as_json: Json = False,
 ) -> None:
     """The load tests and searches that were made, newest first."""
     from tritune import rate_report
@@ -688,6 +731,9 @@ def run_worker(
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows fewer characters gets their numbers
+            stream.reconfigure(errors="backslashreplace")
     app(prog_name="tritune")
 
 

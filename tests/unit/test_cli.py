@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tritune import cli
+from tritune import cli, worker
 from tritune.plan import JobKind, JobState, LoadPlan, TrialState
 from tritune.settings import ROOT, Settings
 from tritune.store import Store
@@ -74,6 +75,111 @@ def test_a_wrong_argument_gets_one_sentence_and_exit_code_2(arguments: tuple[str
     with_json = run(*arguments, "--json")
     refused(with_json, 2, *words)
     assert set(json.loads(with_json.stdout)) == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bogus",), ["No such command", "bogus"]),
+        (("load",), ["Missing argument", "name"]),
+        (("load", "mnist", "extra"), ["unexpected extra argument"]),
+        (("load", "mnist", "--rate", "abc"), ["--rate", "valid number"]),
+        (("load", "mnist", "--concurrency", "1.5"), ["--concurrency", "valid integer"]),
+        (("load", "mnist", "--bogus"), ["No such option", "--bogus"]),
+        (("tune", "mnist", "--instances"), ["--instances", "requires an argument"]),
+        (("server", "attach"), ["Missing argument", "url"]),
+        (("server", "logs", "--lines", "-3"), ["--lines"]),
+        (("study", "list", "--limit", "0"), ["--limit"]),
+        (("study", "list", "--limit", "9" * 30), ["--limit"]),
+        (("model", "bogus"), ["No such command"]),
+        (("compare",), ["Missing argument", "trials"]),
+    ],
+)
+def test_a_wrong_use_of_a_verb_is_a_document_too(arguments: tuple[str, ...], words: list[str]) -> None:
+    refused(run(*arguments), 2, *words)
+    assert run(*arguments).stdout == ""
+    with_json = run(*arguments, "--json")
+    refused(with_json, 2)
+    document = json.loads(with_json.stdout)
+    assert set(document) == {"error"}
+    assert document["error"] in with_json.stderr
+
+
+def test_a_group_without_a_verb_shows_its_help(settings: Settings) -> None:
+    for group in ((), ("model",), ("server",), ("study",)):
+        result = run(*group)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "Commands:" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--note", "--label"])
+def test_bytes_that_are_no_text_are_refused_where_they_would_be_kept(option: str) -> None:
+    refused(run("load", "mnist", "--concurrency", "1", option, "a=\udcff"), 2, option, "UTF-8")
+
+
+@pytest.mark.parametrize("text", ["4_0", "\u0664,8", "4,", ",", "4 8", "4.0", "0x4", "9" * 5000])
+def test_only_plain_whole_numbers_are_whole_numbers(text: str) -> None:
+    refused(run("tune", "mnist", "--preferred-batch-size", text, "--dry-run"), 2, "must be whole numbers")
+
+
+def test_an_undo_is_no_dry_run() -> None:
+    refused(run("tune", "mnist", "--undo", "--dry-run"), 2, "--undo", "--dry-run")
+
+
+def test_an_interrupt_is_one_word_and_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(settings: Settings) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tritune.servers.status", interrupted)
+    result = run("server", "status", "--json")
+    refused(result, 130, "Stopped.")
+    assert json.loads(result.stdout) == {"error": "Stopped."}
+
+
+def test_an_interrupt_while_the_modules_are_imported_shows_no_traceback() -> None:
+    code = (
+        "import builtins, os, runpy, signal\n"
+        "real = builtins.__import__\n"
+        "def interrupting(name, *rest, **options):\n"
+        "    if name == 'typer':\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(name, *rest, **options)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "builtins.__import__ = interrupting\n"
+        "runpy.run_module('tritune', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_terminal_that_knows_few_characters_gets_the_others_as_numbers(settings: Settings) -> None:
+    environment = {**worker.child_environment(settings), "PYTHONIOENCODING": "latin-1:strict"}
+    command = [sys.executable, "-m", "tritune", "model", "check", "\u2603"]
+    for arguments in (command, [*command, "--json"]):
+        done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert "\\u2603" in done.stderr
+    assert "\u2603" in json.loads(done.stdout)["error"]
+
+
+def test_a_trial_without_intervals_is_told_without_them(settings: Settings) -> None:
+    number = {"value": 12.0, "ci95": None, "at_least": False}
+    text = cli._trial_text(
+        {
+            "trial_id": "t1",
+            "model": "mnist",
+            "load": LoadPlan(model="mnist", concurrency=1).load(),
+            "plan": LoadPlan(model="mnist", concurrency=1).to_dict(),
+            "configuration": None,
+            "throughput_ips": number,
+            "latency_ms": {"p50": 1.0, "p95": 2.0, "p99": number},
+            "server": None,
+            "warnings": [],
+        }
+    )
+    assert "throughput 12.0/s\n" in text
+    assert "P99 12.0 ms" in text
+    assert "95 %" not in text
 
 
 def test_without_a_server_every_verb_that_needs_one_says_how_to_start_it() -> None:
