@@ -5,20 +5,12 @@ Belongs here: what must hold before the command line's own modules are there. Ne
 
 import signal
 
-# Until there is somebody to say "Stopped.": Ctrl-C while the modules are still being imported would be a traceback.
-_said_later = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-if _said_later:
+# Ctrl-C while modules are imported and arguments read would be a traceback: until a verb runs, and says what was
+# stopped (cli.verb), it ends the process as it ends any program.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from tritune import cli  # noqa: E402
-
-
-def main() -> None:
-    """The console script."""
-    if _said_later:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    cli.main()
-
+from tritune.cli import main
 
 if __name__ == "__main__":
     main()

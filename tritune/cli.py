@@ -12,9 +12,12 @@ import io
 import json
 import logging
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec
@@ -105,7 +108,8 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            function(*args, **kwargs)
+            with _interruptible():
+                function(*args, **kwargs)
         except TrituneError as error:
             _fail(error, bool(kwargs.get("as_json")))
         except KeyboardInterrupt:
@@ -125,6 +129,19 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
             _fail(_unexpected(unexpected), bool(kwargs.get("as_json")))
 
     return run
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C is KeyboardInterrupt while a verb runs, also where __main__ let it end the process before and after."""
+    ends = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    if ends:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ends:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _unexpected(error: Exception) -> TrituneError:

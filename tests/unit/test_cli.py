@@ -136,20 +136,26 @@ def test_an_interrupt_is_one_word_and_one_document(monkeypatch: pytest.MonkeyPat
     assert json.loads(result.stdout) == {"error": "Stopped."}
 
 
-def test_an_interrupt_while_the_modules_are_imported_shows_no_traceback() -> None:
+@pytest.mark.parametrize("module", ["typer", "inspect", "tritune.servers"])
+def test_an_interrupt_at_any_import_shows_no_traceback(module: str, settings: Settings) -> None:
     code = (
-        "import builtins, os, runpy, signal\n"
-        "real = builtins.__import__\n"
+        "import builtins, os, runpy, signal, sys\n"
+        "real, seen, sys.argv = builtins.__import__, set(), ['tritune', 'server', 'status', '--json']\n"
         "def interrupting(name, *rest, **options):\n"
-        "    if name == 'typer':\n"
+        f"    if name == {module!r} and name not in seen:\n"
+        "        seen.add(name)\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "    return real(name, *rest, **options)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "builtins.__import__ = interrupting\n"
         "runpy.run_module('tritune', run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    command, environment = [sys.executable, "-c", code], worker.child_environment(settings)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60)
+    if module == "tritune.servers":  # imported by the verb itself
+        assert (done.returncode, done.stdout, done.stderr) == (130, '{"error": "Stopped."}\n', "Stopped.\n")
+    else:
+        assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_terminal_that_knows_few_characters_gets_the_others_as_numbers(settings: Settings) -> None:
