@@ -35,6 +35,7 @@ from benchmarks.tables import Report, Table, median, number
 
 MARKS = (100_000, 1_000_000)
 MARGIN = 1.1  # to be sure to pass the mark
+ATTEMPTS = 2  # the rate of a busy machine may fall
 MAX_DURATION_S = 180.0
 WARMUP_S = 0.2
 MB = 1e6
@@ -125,13 +126,16 @@ def one_round(options: Options) -> tuple[Test, Test]:
         say("calibrating")
         first = load_test(served, folder, pid, options.duration_s)
         rate = first.requests / (first.duration_s + WARMUP_S)
-        tests = []
+        tests = {}
         for mark in MARKS:
-            wanted_s = mark * MARGIN / rate - WARMUP_S
-            say(f"a load test of about {mark:,} requests: {max(0.5, wanted_s):.1f} s at {rate:,.0f} requests/s")
-            tests.append(load_test(served, folder, pid, min(MAX_DURATION_S, max(0.5, wanted_s))))
-            rate = tests[-1].requests / (tests[-1].duration_s + WARMUP_S)
-    return tests[0], tests[1]
+            for _ in range(ATTEMPTS):
+                wanted_s = min(MAX_DURATION_S, max(0.5, mark * MARGIN / rate - WARMUP_S))
+                say(f"a load test of about {mark:,} requests: {wanted_s:.1f} s at {rate:,.0f} requests/s")
+                tests[mark] = load_test(served, folder, pid, wanted_s)
+                rate = tests[mark].requests / (wanted_s + WARMUP_S)
+                if tests[mark].requests >= mark:
+                    break
+    return tests[MARKS[0]], tests[MARKS[1]]
 
 
 def measure(options: Options) -> Report:

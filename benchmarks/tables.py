@@ -128,7 +128,7 @@ def targets_table(figures: Mapping[str, float]) -> Table:
     rows = []
     for target in TARGETS:
         value = figures.get(target.key)
-        got = "–" if value is None else number(value) + target.unit
+        got = "–" if value is None or math.isnan(value) else number(value) + target.unit
         rows.append((target.what, f"{target.limit:g}{target.unit}", got, target.verdict(value)))
     return Table("What must be reached", ("what", "at most", "measured", "verdict"), tuple(rows))
 
