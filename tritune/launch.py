@@ -125,6 +125,7 @@ def _prepare(settings: Settings, stop: threading.Event, say: Say) -> bool:
 
 def _start_streamlit(settings: Settings, port: int) -> subprocess.Popen[bytes]:
     options = ["--server.port", str(port), "--server.address", "127.0.0.1", "--server.headless", "true"]
+    options += ["--logger.level", "warning"]
     return subprocess.Popen(
         [sys.executable, "-m", "streamlit", "run", "app.py", *options],
         cwd=settings.root,
