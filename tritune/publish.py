@@ -70,6 +70,12 @@ def add(settings: Settings, path: str | Path, name: str | None, *, progress: Pro
     model = onnx_model.check(file)
     if model.batchable:
         onnx_model.check_dynamic_batch(model)
+    elif (fixed := model.fixed_batch) is not None:
+        shape = ",".join(str(size) for size in fixed.shape)
+        progress(
+            f"{file.name} cannot be batched: dimension 0 of {fixed.name} [{shape}] is fixed. It is published with "
+            "max_batch_size 0; export it with a dynamic batch dimension to tune its batching."
+        )
     return _publish(settings, file, name, None, progress)
 
 

@@ -232,6 +232,27 @@ def test_model_verbs_publish_list_and_check(settings: Settings) -> None:
     assert all(set(f) >= {"code", "severity", "seen", "cause", "fix"} for f in findings)
 
 
+@pytest.mark.parametrize(("batch", "is_said"), [("batch", False), (1, True)])
+def test_a_fixed_batch_dimension_is_said_when_the_model_is_added(
+    settings: Settings, tmp_path: Path, batch: str | int, is_said: bool
+) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "relu.onnx")
+    result = run("model", "add", str(tmp_path / "relu.onnx"), "--json")
+    assert result.exit_code == 0
+    assert ("dimension 0 of x [1,4] is fixed" in result.stderr) == is_said
+
+
+@pytest.mark.parametrize("opset", ["0", "-1", "8", "999"])
+def test_an_opset_out_of_range_is_refused_zero_included(opset: str) -> None:
+    refused(run("model", "build", "--opset", opset), 2, f"opset={opset}")
+
+
 def test_an_unexpected_fault_is_one_sentence_and_its_details_go_to_a_file(
     monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
