@@ -18,10 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import tritune
 from tritune import trial
 from tritune.errors import InputError, StoreError, TrituneError
 from tritune.plan import JobKind, JobState, LoadPlan, TuneChange
@@ -31,9 +32,23 @@ from tritune.store import Job, Store
 IDLE_EXIT_S = 30.0
 POLL_S = 0.2
 HEARTBEAT_S = 1.0
+UPDATE_LOOK_S = 1.0
 LOST = "worker lost: its process ended before this was done. Start it again; what had finished is kept."
 
 log = logging.getLogger("tritune.worker")
+
+
+def _fingerprint() -> float:
+    """When a source file of this program was last written: changes with an update, unix seconds."""
+    root = Path(tritune.__file__).parent
+    newest = 0.0
+    for folder in (root, root.parent / "loadgen"):
+        with suppress(OSError):  # a file that is just being replaced
+            newest = max(newest, *(path.stat().st_mtime for path in folder.rglob("*.py")))
+    return newest
+
+
+_SOURCES = _fingerprint()
 
 
 class Cancelled(Exception):
@@ -237,20 +252,28 @@ def run(settings: Settings, *, service: bool = False, idle_exit_s: float = IDLE_
             store = Store(settings.database_url)
             for job_id in store.fail_lost(older_than_s=0.0, reason=LOST):
                 log.warning("job %s was running when its worker ended", job_id)
-            _work(settings, store, stop, current, service, idle_exit_s)
+            is_newest = _work(settings, store, stop, current, service, idle_exit_s)
         # Whoever saw the lock held did not start a worker: look once more after letting it go.
         waiting = not stop.is_set() and any(job.state is JobState.WAITING for job in store.jobs(active=True))
         store.close()
-        if not waiting:
+        if waiting and not is_newest:
+            start(settings)
+        if not waiting or not is_newest:
             return True
 
 
 def _work(
     settings: Settings, store: Store, stop: threading.Event, current: list[Context], service: bool, idle_exit_s: float
-) -> None:
+) -> bool:
+    """Claim and do jobs until there is nothing to do; returns False where this program is no longer the newest."""
     worker = f"{socket.gethostname()}:{os.getpid()}"
-    idle_since = time.monotonic()
+    idle_since = looked_at = time.monotonic()
     while not stop.is_set():
+        if time.monotonic() - looked_at > UPDATE_LOOK_S:
+            looked_at = time.monotonic()
+            if _fingerprint() != _SOURCES:
+                log.info("the program was updated; a worker with the new one takes over")
+                return False
         try:
             job = store.claim(worker)
         except StoreError as error:
@@ -265,10 +288,11 @@ def _work(
             idle_since = time.monotonic()
         elif not service and time.monotonic() - idle_since > idle_exit_s:
             if not _somebody_watches(settings):
-                return
+                return True
             idle_since = time.monotonic()
         else:
             stop.wait(POLL_S)
+    return True
 
 
 def _do(context: Context, stop: threading.Event) -> None:

@@ -208,3 +208,12 @@ def test_after_kill_9_the_next_worker_fails_the_lost_job_and_goes_on(settings: S
     assert (store.job(lost).state, store.job(lost).error) == (JobState.FAILED, worker.LOST)
     assert store.job(again).state is JobState.FAILED  # no server is up
     assert "No Triton is running" in (store.job(again).error or "")
+
+
+def test_a_worker_of_an_older_program_hands_over_to_a_new_one(settings: Settings, store: Store) -> None:
+    outdated = "worker._SOURCES = 0.0; worker.UPDATE_LOOK_S = 0.0; worker.run(Settings.from_env(), service=True)"
+    job = store.insert_job(JobKind.UNLOAD_MODEL, {"model": "m"})
+    assert start_worker(settings, RUN + outdated).wait(30) == 0
+    wait_until(lambda: store.job(job).state is JobState.FAILED)
+    assert "No Triton is running" in (store.job(job).error or "")
+    assert "the program was updated" not in settings.worker_log.read_text()
