@@ -27,6 +27,7 @@ from typing import IO
 
 import numpy as np
 
+from loadgen.keeping import Keeper
 from loadgen.outcome import (
     EXIT_UNWRITABLE,
     PARENT_VARIABLE,
@@ -40,7 +41,7 @@ from loadgen.outcome import (
 )
 from loadgen.payload import payloads, perf_analyzer_document
 from loadgen.profile_export import ProfileReader
-from loadgen.samples import SAMPLES_FILE, Samples, SampleWriter, Status
+from loadgen.samples import SAMPLES_FILE, Samples, Status
 from tritune.errors import LoadTestError, TrituneError
 from tritune.plan import GeneratorPlan, LoadPlan, Protocol, SharedMemory, Wire
 from tritune.settings import Settings
@@ -183,7 +184,7 @@ class Run:
         self._start_ns = self._end_ns = 0
         self._next_live_ns = 0
         self._reader = ProfileReader()
-        self._writer = SampleWriter(folder / SAMPLES_FILE)
+        self._keeper = Keeper(folder / SAMPLES_FILE, self._load.max_raw_samples)
         self._wall_minus_monotonic_ns = time.time_ns() - time.monotonic_ns()
 
     @property
@@ -299,7 +300,7 @@ class Run:
         return f"perf_analyzer ended with exit code {code}: {said}. Its output is in generator.log."
 
     def _finish(self) -> Outcome:
-        notes = []
+        notes: list[Mapping[str, str]] = []
         offset = time.time_ns() - time.monotonic_ns()
         if abs(offset - self._wall_minus_monotonic_ns) > CLOCK_STEP_NS:
             step_ms = (offset - self._wall_minus_monotonic_ns) / 1e6
@@ -307,12 +308,15 @@ class Run:
             notes.append({"code": "clock_step", "message": message})
         times = self._reader.times() - offset
         times = times[times[:, 0] < self._end_ns]
+        self._keeper.begin(self._start_ns, self._end_ns, len(times))
         for start in range(0, len(times), 65536):
             part = times[start : start + 65536]
             ok = np.full(len(part), Status.OK, dtype=np.int8)
             sent, done = np.ascontiguousarray(part[:, 0]), np.ascontiguousarray(part[:, 1])
-            self._writer.write(Samples(sent, sent, done, ok, np.zeros(len(part), dtype=np.int16)))
-        self._writer.close()
+            self._keeper.write(Samples(sent, sent, done, ok, np.zeros(len(part), dtype=np.int16)))
+        self._keeper.close()
+        if self._keeper.note is not None:
+            notes.append(self._keeper.note)
         if self._load.is_open_loop:
             wanted_rps = self._load.peak_rate_rps  # it knows no stages, so this is the mean rate
             rate_rps = np.count_nonzero(times[:, 0] >= self._start_ns) / self._load.duration_s

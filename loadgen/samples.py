@@ -1,29 +1,36 @@
 """The flat record of a request and its file.
 
 Belongs here: the schema, an append-only Arrow IPC stream written in chunks while the load runs, reading it back
-whatever its end looks like, and Parquet for keeping. Never: percentiles, windows, clocks.
+whatever its end looks like, Parquet for keeping, and the same files with a long run's counts in them. Never:
+percentiles, windows, clocks.
 
 One record is one request, however many samples its batch has.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tritune.errors import LoadTestError
 
+if TYPE_CHECKING:
+    from loadgen.histogram import Tally
+
 NEVER = -1  # the time of what did not happen
 RECORD_WIDTH = 4  # intended, sent, done, status: the row of a packed batch
 SAMPLES_FILE = "samples.arrow"
+_TALLY = ("table", "place", "count")
+_TALLY_HEAD = b"tritune_tally"
 
 Int64s = NDArray[np.int64]
 Int16s = NDArray[np.int16]
@@ -167,8 +174,53 @@ def _unwritable(path: Path, error: OSError) -> LoadTestError:
     )
 
 
-def read_stream(path: Path) -> Samples:
-    """All whole chunks of a stream, whether or not it has an end: a torn tail is left out.
+def write_tally(tally: Tally, path: Path) -> None:
+    """Write counts in the place of samples, under a temporary name first. Raises LoadTestError."""
+    import pyarrow as pa
+
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            table = _tally_table(tally)
+            with pa.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def _tally_table(tally: Tally) -> Any:
+    import pyarrow as pa
+
+    rows = list(tally.rows())
+    tables = np.concatenate([np.full(len(places), number, dtype=np.int64) for number, places, _ in rows])
+    columns = (tables, np.concatenate([row[1] for row in rows]), np.concatenate([row[2] for row in rows]))
+    arrays = [
+        pa.Array.from_buffers(pa.int64(), len(tables), [None, pa.py_buffer(np.ascontiguousarray(column))])
+        for column in columns
+    ]
+    return pa.Table.from_arrays(arrays, names=list(_TALLY)).replace_schema_metadata(
+        {_TALLY_HEAD: json.dumps(tally.head()).encode()}
+    )
+
+
+def _tally_from(table: Any) -> Tally:
+    from loadgen.histogram import Tally
+
+    columns = (table.column(name).to_numpy() for name in _TALLY)
+    return Tally.from_rows(json.loads(table.schema.metadata[_TALLY_HEAD]), *columns)
+
+
+def _is_tally(schema: Any) -> bool:
+    return schema.metadata is not None and _TALLY_HEAD in schema.metadata
+
+
+def read_stream(path: Path) -> Samples | Tally:
+    """All whole chunks of a stream, whether or not it has an end: a torn tail is left out; or the counts, where a long
+    run kept those.
 
     Raises LoadTestError where the file is missing or is no sample stream at all.
     """
@@ -180,6 +232,8 @@ def read_stream(path: Path) -> Samples:
             if os.fstat(file.fileno()).st_size == 0:
                 return Samples.empty()
             stream = pa.ipc.open_stream(file)
+            if _is_tally(stream.schema):
+                return _tally_from(stream.read_all())
             if stream.schema != _schema():
                 raise LoadTestError(f"{path} holds no samples of a load test. Run the load test again.")
             while True:
@@ -188,7 +242,7 @@ def read_stream(path: Path) -> Samples:
                 except (StopIteration, pa.ArrowInvalid, OSError):
                     break
                 parts.append(_from_columns(batch))
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, KeyError, IndexError, ValueError, pa.ArrowInvalid) as error:
         raise LoadTestError(f"The samples {path} could not be read ({error}). Run the load test again.") from error
     return Samples.join(parts)
 
@@ -202,7 +256,7 @@ def _from_columns(table: Any) -> Samples:
     )
 
 
-def write_parquet(samples: Samples, path: Path) -> None:
+def write_parquet(samples: Samples | Tally, path: Path) -> None:
     """Write the samples compressed, under a temporary name first. Raises LoadTestError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -210,13 +264,12 @@ def write_parquet(samples: Samples, path: Path) -> None:
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
-            pq.write_table(
-                pa.Table.from_batches([_batch(samples)]),
-                file,
-                compression="zstd",
-                use_dictionary=["status", "worker"],
-                column_encoding=dict.fromkeys(("intended_ns", "sent_ns", "done_ns"), "DELTA_BINARY_PACKED"),
-            )
+            if isinstance(samples, Samples):
+                table, repeated = pa.Table.from_batches([_batch(samples)]), ["status", "worker"]
+            else:
+                table, repeated = _tally_table(samples), ["table"]
+            encodings = {name: "DELTA_BINARY_PACKED" for name in table.column_names if name not in repeated}
+            pq.write_table(table, file, compression="zstd", use_dictionary=repeated, column_encoding=encodings)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -225,7 +278,7 @@ def write_parquet(samples: Samples, path: Path) -> None:
         raise _unwritable(path, error) from error
 
 
-def read_parquet(path: Path) -> Samples:
+def read_parquet(path: Path) -> Samples | Tally:
     """Read what `write_parquet` wrote. Raises LoadTestError where it is missing or damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -233,6 +286,8 @@ def read_parquet(path: Path) -> Samples:
     try:
         with path.open("rb") as file:
             table = pq.read_table(file)
+        if _is_tally(table.schema):
+            return _tally_from(table)
         return _from_columns(table.combine_chunks())
-    except (OSError, KeyError, pa.ArrowException) as error:
+    except (OSError, KeyError, IndexError, ValueError, pa.ArrowException) as error:
         raise LoadTestError(f"The samples {path} could not be read ({error}). Run the load test again.") from error

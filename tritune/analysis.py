@@ -15,11 +15,12 @@ import numpy as np
 
 from tritune.doubts import MeasurementWarning, as_served
 from tritune.errors import InputError
-from tritune.estimators import rank
+from tritune.estimators import CountedDurations, rank
 from tritune.plan import Configuration, describe_arrivals, describe_load
 from tritune.window import NS_PER_MS, Window
 
 if TYPE_CHECKING:
+    from loadgen.histogram import Tally
     from loadgen.samples import Samples
     from tritune.store import Trial
 
@@ -327,7 +328,7 @@ def _short(value: Any) -> str:
 # --- distribution -----------------------------------------------------------------------------------------------------
 
 
-def ecdf(samples: Samples, window_ns: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def ecdf(samples: Samples | Tally, window_ns: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Latencies in ms and the share of requests at or below them, both of one length of at most 2,000.
 
     The population is that of the percentiles: requests intended in the window, unanswered ones counted as slower than
@@ -336,9 +337,12 @@ def ecdf(samples: Samples, window_ns: Sequence[int]) -> tuple[np.ndarray[Any, An
     above them.
     """
     latencies = Window.cut(samples, int(window_ns[0]), int(window_ns[1])).latencies
-    answered, total = latencies.exact.size, latencies.values.size
+    answered, total = latencies.successes, latencies.size
     if not answered:
         return np.empty(0), np.empty(0)
+    if isinstance(latencies, CountedDurations):
+        buckets = np.unique(np.linspace(0, latencies.exact_buckets - 1, ECDF_POINTS).round().astype(np.int64))
+        return latencies.tops[buckets] / NS_PER_MS, latencies.ends[buckets] / total
     ranks = np.arange(1, answered + 1)
     if answered > ECDF_POINTS:
         some = (ECDF_POINTS - ECDF_TAIL) // 2 - 2

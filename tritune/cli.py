@@ -466,6 +466,7 @@ def load(
     compression: Annotated[str, typer.Option(help="HTTP bodies: none, gzip or deflate.")] = "none",
     grpc_stream: Annotated[bool, typer.Option("--grpc-stream", help="gRPC: one lasting call a connection.")] = False,
     check_share: Annotated[float, typer.Option(help="Share of responses to decode and check, such as 0.01.")] = 0.0,
+    raw_samples: Annotated[bool, typer.Option("--raw-samples/--no-raw-samples", help="Keep every request.")] = True,
     max_connections: Annotated[int, typer.Option(help="The most that an open loop opens.")] = 512,
     batch: Annotated[int, typer.Option(help="Samples in one request.")] = 1,
     duration: Annotated[
@@ -513,6 +514,7 @@ def load(
         compression=_choice(Compression, compression, "compression"),
         grpc_stream=grpc_stream,
         check_share=check_share,
+        **({} if raw_samples else {"max_raw_samples": 0}),
         batch=batch,
         duration_s=duration if duration is not None else sum(stage.duration_s for stage in steps) or 10.0,
         warmup_s=warmup,

@@ -9,9 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from loadgen.histogram import BLOCKS as BLOCKS
+from loadgen.histogram import SLOTS_PER_BLOCK as SLOTS_PER_BLOCK
+from loadgen.histogram import block_count as block_count
 
 Int64 = NDArray[np.int64]
 Interval = tuple[float, float]
@@ -19,10 +24,6 @@ Interval = tuple[float, float]
 CONFIDENCE_OF_TAIL = 0.99
 """A percentile is given only where its sample passes the true percentile with at least this probability."""
 
-BLOCKS = 20
-MIN_BLOCKS = 10
-MIN_BLOCK_S = 0.1
-SLOTS_PER_BLOCK = 10
 REPLICATES = 2000
 _CHUNK = 250
 _TIERS = ((0.9, 1000), (0.095, 1500), (0.005, 1500))
@@ -81,8 +82,30 @@ class Durations:
         object.__setattr__(self, "exact", exact)
 
     @property
+    def size(self) -> int:
+        """How many there are, censored ones included."""
+        return int(self.values.size)
+
+    @property
+    def successes(self) -> int:
+        """How many are exact."""
+        return int(self.exact.size)
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean()) if self.values.size else 0.0
+
+    @property
+    def longest(self) -> float:
+        return float(self.ordered[-1]) if self.values.size else 0.0
+
+    @property
     def has_censored(self) -> bool:
         return self.exact.size < self.values.size
+
+    def within(self, limit: float) -> int:
+        """How many exact ones are at most `limit`."""
+        return int(np.searchsorted(self.exact, limit, side="right"))
 
     def quantile(self, quantile: float) -> Quantile | None:
         """The inverse of the empirical distribution function: the value at rank ceil(q * n) (Hyndman & Fan 1996,
@@ -99,14 +122,70 @@ class Durations:
         return float(self.ordered[self.exact.size]) if self.has_censored else math.inf
 
 
-def block_count(window_s: float) -> int:
-    """How many blocks a window has: 20, fewer where a block would be under 0.1 s, 0 below 10 blocks.
+@dataclass(frozen=True, slots=True)
+class CountedDurations:
+    """The same, counted in buckets by slot of the window: what a long run keeps (loadgen/histogram.py).
 
-    10 to 30 batches are what the length of the interval asks for, however long the run (Schmeiser 1982): so blocks
-    grow with the window and outlast whatever correlation there is.
+    `tops` (b,) are the buckets' largest durations, ascending, first those with exact durations, then those with
+    censored ones raised to the largest exact; `counts` int64 of shape (slots, b); `exact_buckets` is how many of the b
+    are exact. `total` and `longest` are exact.
     """
-    blocks = min(BLOCKS, int(window_s / MIN_BLOCK_S + 1e-9))
-    return blocks if blocks >= MIN_BLOCKS else 0
+
+    tops: Int64
+    counts: Int64
+    exact_buckets: int
+    total: float
+    longest: float
+    ends: Int64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", np.cumsum(self.counts.sum(axis=0)))
+
+    @classmethod
+    def of(
+        cls, tops_ns: Int64, exact: Int64, censored: Int64, total: float = math.nan, longest: float = math.nan
+    ) -> CountedDurations:
+        """From two tables (slots, buckets), or (buckets,), and the largest duration of every bucket."""
+        exact, censored = np.atleast_2d(exact), np.atleast_2d(censored)
+        some, bounds = np.flatnonzero(exact.any(axis=0)), np.flatnonzero(censored.any(axis=0))
+        raised = np.maximum(tops_ns[bounds], tops_ns[some[-1]]) if some.size else tops_ns[bounds]
+        counts = np.concatenate([exact[:, some], censored[:, bounds]], axis=1)
+        return cls(np.concatenate([tops_ns[some], raised]), counts, int(some.size), total, longest)
+
+    @property
+    def size(self) -> int:
+        return int(self.ends[-1]) if self.ends.size else 0
+
+    @property
+    def successes(self) -> int:
+        return int(self.ends[self.exact_buckets - 1]) if self.exact_buckets else 0
+
+    @property
+    def has_censored(self) -> bool:
+        return self.successes < self.size
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.size if self.size else 0.0
+
+    def within(self, limit: float) -> int:
+        """How many exact ones are in buckets that end at most at `limit`."""
+        reached = int(np.searchsorted(self.tops[: self.exact_buckets], limit, side="right"))
+        return int(self.ends[reached - 1]) if reached else 0
+
+    def quantile(self, quantile: float) -> Quantile | None:
+        """As Durations.quantile: the top of the bucket that holds the value of that rank."""
+        if not self.size:
+            return None
+        bucket = int(np.searchsorted(self.ends, rank(quantile, self.size)))
+        return Quantile(float(self.tops[bucket]), bucket >= self.exact_buckets)
+
+    def smallest_bound(self) -> float:
+        return float(self.tops[self.exact_buckets]) if self.has_censored else math.inf
+
+    def intervals(self, quantiles: Sequence[float], draws: NDArray[np.float32]) -> tuple[Interval, ...]:
+        """The 95 % intervals of quantiles, by block bootstrap over the slots."""
+        return _intervals(self.counts.astype(np.float64), self.tops.astype(np.float64), quantiles, draws)
 
 
 def slots_of(times_ns: Int64, start_ns: int, end_ns: int, blocks: int) -> Int64:
@@ -159,12 +238,19 @@ def intervals_of_quantiles(
     keys = slots[durations.order] * cells + cell_of_rank
     table = np.bincount(keys, minlength=draws.shape[1] * cells).reshape(draws.shape[1], cells).astype(np.float32)
     tops = durations.ordered[edges[1:] - 1].astype(np.float64)
+    return _intervals(table, tops, quantiles, draws)
+
+
+def _intervals(
+    table: NDArray[Any], tops: NDArray[np.float64], quantiles: Sequence[float], draws: NDArray[np.float32]
+) -> tuple[Interval, ...]:
+    """From counts by (slot, cell) and the largest value of every cell."""
     replicates: list[list[NDArray[np.float64]]] = [[] for _ in quantiles]
     for first in range(0, draws.shape[0], _CHUNK):
         cumulative = np.cumsum(draws[first : first + _CHUNK] @ table, axis=1, dtype=np.float64)
         for place, quantile in enumerate(quantiles):
             needed = np.ceil(quantile * cumulative[:, -1:] - 1e-6)
-            index = np.minimum(np.sum(cumulative < needed, axis=1), cells - 1)
+            index = np.minimum(np.sum(cumulative < needed, axis=1), tops.size - 1)
             replicates[place].append(tops[index])
     blocks = draws.shape[1] // SLOTS_PER_BLOCK
     return tuple(interval_of_replicates(np.concatenate(part), blocks) for part in replicates)

@@ -14,6 +14,7 @@ from tritune.analysis import configuration_key, ecdf, estimate, labels
 from tritune.plan import describe_load
 
 if TYPE_CHECKING:
+    from loadgen.histogram import Tally
     from loadgen.samples import Samples
     from tritune.store import Trial
 
@@ -57,7 +58,7 @@ def headline_frame(trials: Sequence[Trial]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_NUMBERS, float))
 
 
-def ecdf_frame(trials: Sequence[Trial], samples: Mapping[str, Samples]) -> pd.DataFrame:
+def ecdf_frame(trials: Sequence[Trial], samples: Mapping[str, Samples | Tally]) -> pd.DataFrame:
     """Rows of every trial's ECDF: trial_id, label, key, latency_ms, share. `samples` by trial id; a trial without kept
     samples is left out."""
     named = labels(trials)

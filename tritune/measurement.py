@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.histogram import Tally
 from loadgen.samples import Samples
 from tritune import doubts
 from tritune.doubts import MeasurementWarning
 from tritune.estimators import (
+    CountedDurations,
     Durations,
     Interval,
-    block_count,
     draw_blocks,
     interval_of_rate,
-    intervals_of_quantiles,
     required_successes,
-    slots_of,
 )
 from tritune.plan import Configuration, Driver, LoadPlan
 from tritune.window import NS_PER_MS, NS_PER_S, RequestCounts, Window
@@ -163,7 +162,7 @@ class Measurement:
 
 def measure(
     plan: LoadPlan,
-    samples: Samples,
+    samples: Samples | Tally,
     outcome: Outcome,
     server: StatisticsDifference | None,
     *,
@@ -186,7 +185,7 @@ def measure(
     generator = _generator_cost(plan, window, generator_cpu_ns, outcome.spin_ns, generator_processes)
     goodput = None
     if latency_limit_ms is not None:
-        goodput = int(np.count_nonzero(window.latencies.exact <= latency_limit_ms * NS_PER_MS)) / window.length_s
+        goodput = window.latencies.within(latency_limit_ms * NS_PER_MS) / window.length_s
     return Measurement(
         throughput_ips=throughput,
         latency=latency,
@@ -208,18 +207,16 @@ def measure(
 
 def _headline(plan: LoadPlan, window: Window, rng: np.random.Generator) -> tuple[Estimate, Latency]:
     """Throughput and latency with their intervals; one draw of blocks serves both."""
-    blocks = 0 if plan.stages else block_count(window.length_s)
+    blocks = 0 if plan.stages else window.blocks
     draws = draw_blocks(blocks, rng) if blocks else None
-    rate = window.answers_ns.size * plan.batch / window.length_s
+    rate = window.answers * plan.batch / window.length_s
     interval = None
-    if draws is not None and window.answers_ns.size:
-        slots = slots_of(window.answers_ns, window.start_ns, window.end_ns, blocks)
-        counts = np.bincount(slots, minlength=draws.shape[1]) * plan.batch
-        interval = interval_of_rate(counts, window.length_s, draws)
-    return Estimate(rate, interval), _latency(window, blocks, draws, _BY_STAGES if plan.stages else _TOO_SHORT)
+    if draws is not None and window.answers:
+        interval = interval_of_rate(window.answers_by_slot * plan.batch, window.length_s, draws)
+    return Estimate(rate, interval), _latency(window, draws, _BY_STAGES if plan.stages else _TOO_SHORT)
 
 
-def _latency(window: Window, blocks: int, draws: NDArray[np.float32] | None, without: str) -> Latency:
+def _latency(window: Window, draws: NDArray[np.float32] | None, without: str) -> Latency:
     """`without` says why there are no intervals where there are no draws."""
     durations = window.latencies
     lower_bounds = []
@@ -234,18 +231,17 @@ def _latency(window: Window, blocks: int, draws: NDArray[np.float32] | None, wit
     tails = (0.99, 0.999)
     intervals: dict[float, Interval] = {}
     if draws is not None and (wanted := [q for q in tails if window.successes >= required_successes(q)]):
-        slots = slots_of(window.intended_ns, window.start_ns, window.end_ns, blocks)
-        intervals = dict(zip(wanted, intervals_of_quantiles(durations, slots, wanted, draws), strict=True))
+        intervals = dict(zip(wanted, window.quantile_intervals(wanted, draws), strict=True))
     p99, p999 = (_tail(window, quantile, intervals.get(quantile), without) for quantile in tails)
-    some = durations.values.size > 0
+    some = durations.size > 0
     return Latency(
         p50=plain["p50"],
         p90=plain["p90"],
         p95=plain["p95"],
         p99=p99,
         p999=p999,
-        mean=float(durations.values.mean()) / NS_PER_MS if some else None,
-        max=float(durations.ordered[-1]) / NS_PER_MS if some else None,
+        mean=durations.mean / NS_PER_MS if some else None,
+        max=durations.longest / NS_PER_MS if some else None,
         service_p50=_quantile_ms(window.services, 0.50),
         service_p99=_quantile_ms(window.services, 0.99),
         lower_bounds=tuple(lower_bounds),
@@ -269,9 +265,9 @@ def _tail(window: Window, quantile: float, interval: Interval | None, without: s
     return Estimate(value, (interval[0] / NS_PER_MS, interval[1] / NS_PER_MS))
 
 
-def _quantile_ms(durations: Durations, quantile: float) -> float | None:
+def _quantile_ms(durations: Durations | CountedDurations, quantile: float) -> float | None:
     """The quantile in milliseconds; None where the sample is too small for it."""
-    found = durations.quantile(quantile) if durations.values.size >= required_successes(quantile) else None
+    found = durations.quantile(quantile) if durations.size >= required_successes(quantile) else None
     return found.value / NS_PER_MS if found else None
 
 
@@ -331,16 +327,11 @@ def _unstable(plan: LoadPlan, window: Window) -> MeasurementWarning | None:
     """
     if plan.stages:
         return None
-    edges = np.linspace(window.start_ns, window.end_ns, doubts.STABLE_WINDOWS + 1)[1:-1]
-    third = np.searchsorted(edges, window.intended_ns, side="right")
-    planned = np.bincount(third, minlength=doubts.STABLE_WINDOWS)
-    answers = np.bincount(np.searchsorted(edges, window.answers_ns, side="right"), minlength=doubts.STABLE_WINDOWS)
-    sums = np.bincount(third, weights=window.latencies.values, minlength=doubts.STABLE_WINDOWS)
-    at_least_one = np.maximum(planned, 1)
-    shares = answers / at_least_one if plan.is_open_loop else answers / window.length_s
-    return doubts.unstable(
-        shares.tolist(), (sums / at_least_one / NS_PER_MS).tolist(), planned.tolist(), open_loop=plan.is_open_loop
-    )
+    thirds = window.thirds
+    at_least_one = np.maximum(thirds.planned, 1)
+    shares = thirds.answers / (at_least_one if plan.is_open_loop else window.length_s)
+    means_ms = thirds.sums_ns / at_least_one / NS_PER_MS
+    return doubts.unstable(shares.tolist(), means_ms.tolist(), thirds.planned.tolist(), open_loop=plan.is_open_loop)
 
 
 def _server_warnings(
@@ -352,13 +343,13 @@ def _server_warnings(
     server_restarted: bool,
 ) -> Iterator[MeasurementWarning]:
     """Doubts about what was measured: the configuration, the server's life, who else used it."""
-    mean_s = float(window.latencies.values.mean()) / NS_PER_S if window.latencies.values.size else 0.0
-    rate = window.answers_ns.size / window.length_s
+    mean_s = window.latencies.mean / NS_PER_S
+    rate = window.answers / window.length_s
     in_flight = float(plan.concurrency) if plan.concurrency else rate * mean_s  # Little 1961: L = lambda * W
     found = [doubts.not_in_effect(asked, served), doubts.server_restarted(server_restarted)]
     if server is not None and not server_restarted:
         late = max(server.window_s - window.length_s, 0.0)
-        ours = window.answers_ns.size + window.uncertain + rate * late + in_flight
+        ours = window.answers + window.uncertain + rate * late + in_flight
         found += [
             doubts.capped(served, plan, in_flight, server.batch_sizes),
             doubts.other_traffic(server.success_count, ours),

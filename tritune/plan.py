@@ -317,9 +317,10 @@ class LoadPlan:
 
     An open loop has `rate_rps`, or `stages` (they are the measured time; the warm-up before them runs at the first
     rate), or `intervals_us`, which are repeated from the warm-up's begin on. `max_connections` is the most that an
-    open loop opens, over all workers. `check_share` of the responses are decoded and checked. `p99_limit_ms` is what
-    the P99 should stay under; it changes nothing that is sent. Raises InputError where a value is out of range, or
-    not exactly one load is given.
+    open loop opens, over all workers. `check_share` of the responses are decoded and checked. Beyond
+    `max_raw_samples` requests a histogram takes the place of the single ones. `p99_limit_ms` is what the P99 should
+    stay under; it changes nothing that is sent. Raises InputError where a value is out of range, or not exactly one
+    load is given.
     """
 
     model: str
@@ -345,6 +346,7 @@ class LoadPlan:
     compression: Compression = Compression.NONE
     grpc_stream: bool = False
     check_share: float = 0.0
+    max_raw_samples: int = 20_000_000
     p99_limit_ms: float | None = None
 
     def __post_init__(self) -> None:
@@ -368,6 +370,7 @@ class LoadPlan:
         if self.p99_limit_ms is not None:
             _number("p99_ms", self.p99_limit_ms, 0, 3_600_000, open_low=True, hint="It is in milliseconds.")
         _number("check_share", self.check_share, 0, 1, hint="It is the share of responses that are decoded.")
+        _whole("max_raw_samples", self.max_raw_samples, 0, 2**40, "Use 0 to keep counts only.")
         self._check_open_loop()
         self._check_wire()
         if self.workers > (self.concurrency or self.workers):
@@ -478,6 +481,7 @@ class LoadPlan:
             "compression": str(self.compression),
             "grpc_stream": self.grpc_stream,
             "check_share": self.check_share,
+            "max_raw_samples": self.max_raw_samples,
             "p99_limit_ms": self.p99_limit_ms,
         }
 

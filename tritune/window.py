@@ -1,18 +1,26 @@
-"""Which requests of a load test count for what: the samples cut by the measurement window.
+"""Which requests of a load test count for what: seen from the measurement window.
 
 Belongs here: the populations of docs/measurement.md. Never: estimates, files, clocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.samples import Samples, Status
+from loadgen.histogram import BUCKETS, THIRDS, Tally, block_count, cut, highest_of, part_of, slot_count
+from loadgen.samples import Samples
 from tritune.errors import LoadTestError
-from tritune.estimators import Durations, Int64
+from tritune.estimators import (
+    CountedDurations,
+    Durations,
+    Int64,
+    Interval,
+    intervals_of_quantiles,
+)
 
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
@@ -40,27 +48,40 @@ class RequestCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Thirds:
+    """What each third of the window saw: requests planned (of the population), answers, and the sum of latencies."""
+
+    planned: Int64
+    answers: Int64
+    sums_ns: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
-    """The samples of one load test, seen from its measurement window [start_ns, end_ns).
+    """The requests of one load test, seen from its measurement window [start_ns, end_ns).
 
     `latencies` are those of every request intended inside the window that was answered (also after it) or that is
-    censored at its known lower bound (timed out, unsent, unfinished); `intended_ns` is parallel to them. `lags`
-    likewise are sent - intended of every request intended inside. `answers_ns` are the times of all answers inside
-    the window, whenever their request was intended.
+    censored at its known lower bound (timed out, unsent, unfinished). `lags` likewise are sent - intended of every
+    request intended inside. `answers` counts all answers inside the window, whenever their request was intended.
     """
 
     start_ns: int
     end_ns: int
     counts: RequestCounts
-    latencies: Durations
-    intended_ns: Int64
-    services: Durations
-    lags: Durations
-    answers_ns: Int64
+    latencies: Durations | CountedDurations
+    services: Durations | CountedDurations
+    lags: Durations | CountedDurations
+    answers: int
     completed: int
     """Requests that came to an end inside the window, well or badly: what the generator's CPU was spent on."""
     uncertain: int
     """Requests sent and never answered as far as we know; the server may have answered them."""
+    thirds: Thirds
+    blocks: int
+    """How many blocks the intervals are drawn from; 0: the window is too short for intervals."""
+    answers_by_slot: Int64
+    slots: Int64 | None
+    """The slot of each latency, where there are single ones."""
 
     @property
     def length_s(self) -> float:
@@ -68,48 +89,73 @@ class Window:
 
     @property
     def successes(self) -> int:
-        return int(self.latencies.exact.size)
+        return self.latencies.successes
+
+    def quantile_intervals(self, quantiles: Sequence[float], draws: NDArray[np.float32]) -> tuple[Interval, ...]:
+        """The 95 % intervals of the latencies' quantiles."""
+        if isinstance(self.latencies, CountedDurations):
+            return self.latencies.intervals(quantiles, draws)
+        assert self.slots is not None
+        return intervals_of_quantiles(self.latencies, self.slots, quantiles, draws)
 
     @classmethod
-    def cut(cls, samples: Samples, start_ns: int, end_ns: int) -> Window:
-        """Raises LoadTestError where the window is empty."""
+    def cut(cls, samples: Samples | Tally, start_ns: int, end_ns: int) -> Window:
+        """Raises LoadTestError where the window is empty, or where counts are of another window."""
         if end_ns <= start_ns:
             raise LoadTestError(
                 f"The load test was measured from {start_ns} to {end_ns} ns, which is no window: it ended before its "
                 "warm-up did. Run it again."
             )
-        intended, sent, done, status = samples.intended_ns, samples.sent_ns, samples.done_ns, samples.status
-        inside = (intended >= start_ns) & (intended < end_ns)
-        answered = (status == Status.OK) & (done >= 0)
-        ends_inside = (done >= start_ns) & (done < end_ns)
-        unsent = (status == Status.UNSENT) | (sent < 0)
-        silent = ~unsent & ((status == Status.TIMEOUT) | (done < 0))
-
-        def count(mask: NDArray[np.bool_]) -> int:
-            return int(np.count_nonzero(mask))
-
-        population = inside & (answered | unsent | silent)
-        known_until = np.where(done >= 0, done, end_ns)[population]
-        censored = ~answered[population]
-        scheduled = np.where(sent >= 0, sent, end_ns)[inside]
-        served = inside & answered
+        if isinstance(samples, Tally):
+            return cls._of_tally(samples, start_ns, end_ns)
+        seen = cut(samples, start_ns, end_ns)
+        blocks = block_count((end_ns - start_ns) / NS_PER_S)
+        slots = slot_count(start_ns, end_ns)
+        third = part_of(seen.intended_ns, start_ns, end_ns, THIRDS)
+        thirds = Thirds(
+            np.bincount(third, minlength=THIRDS),
+            np.bincount(part_of(seen.answers_ns, start_ns, end_ns, THIRDS), minlength=THIRDS),
+            np.bincount(third, weights=seen.latencies, minlength=THIRDS).astype(np.float64),
+        )
         return cls(
             start_ns=start_ns,
             end_ns=end_ns,
-            counts=RequestCounts(
-                ok=count(inside & answered & (done < end_ns)),
-                failed=count(inside & (status == Status.FAILED) & ~unsent & ~silent),
-                warmup=count(answered & (intended < start_ns)),
-                drain=count(answered & (intended >= start_ns) & (done >= end_ns)),
-                unsent=count(inside & unsent),
-                timeout=count(inside & silent),
-                rejected=count(inside & (status == Status.REJECTED) & ~unsent & ~silent),
-            ),
-            latencies=Durations(np.maximum(known_until - intended[population], 0), censored),
-            intended_ns=intended[population],
-            services=Durations((done - sent)[served], np.zeros(count(served), dtype=np.bool_)),
-            lags=Durations(np.maximum(scheduled - intended[inside], 0), (sent < 0)[inside]),
-            answers_ns=done[answered & ends_inside],
-            completed=count(ends_inside & (sent >= 0)),
-            uncertain=count(silent),
+            counts=_request_counts(seen.counts),
+            latencies=Durations(seen.latencies, seen.censored),
+            services=Durations(seen.services, np.zeros(seen.services.size, dtype=np.bool_)),
+            lags=Durations(seen.lags, seen.lags_censored),
+            answers=seen.counts["answers"],
+            completed=seen.counts["completed"],
+            uncertain=seen.counts["uncertain"],
+            thirds=thirds,
+            blocks=blocks,
+            answers_by_slot=np.bincount(part_of(seen.answers_ns, start_ns, end_ns, slots), minlength=slots),
+            slots=part_of(seen.intended_ns, start_ns, end_ns, slots),
         )
+
+    @classmethod
+    def _of_tally(cls, tally: Tally, start_ns: int, end_ns: int) -> Window:
+        if (tally.start_ns, tally.end_ns) != (start_ns, end_ns):
+            raise LoadTestError("The counts of this load test are those of another window. Run it again.")
+        tops = highest_of(np.arange(BUCKETS, dtype=np.int64))
+        total = float(tally.thirds_sum_ns.sum())
+        blocks = block_count((end_ns - start_ns) / NS_PER_S)
+        return cls(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            counts=_request_counts(tally.counts),
+            latencies=CountedDurations.of(tops, tally.latencies, tally.censored, total, float(tally.longest_ns)),
+            services=CountedDurations.of(tops, tally.services, np.zeros_like(tally.services)),
+            lags=CountedDurations.of(tops, tally.lags, tally.lags_censored),
+            answers=tally.counts["answers"],
+            completed=tally.counts["completed"],
+            uncertain=tally.counts["uncertain"],
+            thirds=Thirds(tally.planned, tally.thirds_answers, tally.thirds_sum_ns.astype(np.float64)),
+            blocks=blocks,
+            answers_by_slot=tally.answers,
+            slots=None,
+        )
+
+
+def _request_counts(counts: Mapping[str, int]) -> RequestCounts:
+    return RequestCounts(**{name: counts[name] for name in RequestCounts.__slots__})

@@ -19,6 +19,7 @@ import gevent
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.keeping import Keeper, expected_requests
 from loadgen.outcome import (
     EXIT_UNWRITABLE,
     PARENT_VARIABLE,
@@ -30,7 +31,7 @@ from loadgen.outcome import (
     write_live,
     write_outcome,
 )
-from loadgen.samples import SAMPLES_FILE, Samples, SampleWriter, Status
+from loadgen.samples import SAMPLES_FILE, Samples, Status
 from loadgen.schedule import planned_ns, share
 from loadgen.shared_memory import unregister
 from tritune.errors import LoadTestError
@@ -83,7 +84,7 @@ class Leader:
         self._parent = int(os.environ[PARENT_VARIABLE]) if PARENT_VARIABLE in os.environ else None
         self._notes: list[Mapping[str, str]] = []
         reserve_outcome(folder)
-        self._writer = SampleWriter(folder / SAMPLES_FILE)
+        self._keeper = Keeper(folder / SAMPLES_FILE, plan.load.max_raw_samples)
         write_live(folder, Live(Phase.STARTING, 0.0, self._total_s))
 
     @property
@@ -125,7 +126,7 @@ class Leader:
         if self._is_unwritable:
             return
         try:
-            self._writer.write(samples)
+            self._keeper.write(samples)
         except LoadTestError as error:
             self._is_unwritable = True
             self._error = self._error or str(error)
@@ -165,6 +166,9 @@ class Leader:
         self._begin_ns = time.monotonic_ns() + max(LEAD_NS, NOTICE_NS - warmup_ns)
         self._start_ns = self._begin_ns + warmup_ns
         self._end_ns = self._start_ns + int(self.plan.load.duration_s * 1e9)
+        load = self.plan.load
+        rate_rps = load.peak_rate_rps if load.is_open_loop else None
+        self._keeper.begin(self._start_ns, self._end_ns, expected_requests(self._total_s, rate_rps, load.workers))
         self._send("tritune_go", {"begin_ns": self._begin_ns, "start_ns": self._start_ns, "end_ns": self._end_ns})
         self._write_live(time.monotonic_ns())
 
@@ -224,9 +228,11 @@ class Leader:
         if self.plan.regions is not None and self._parent is not None and os.getppid() != self._parent:
             unregister(self.plan.regions, self.plan.endpoints)  # their owner cannot any more
         try:
-            self._writer.close()
+            self._keeper.close()
         except LoadTestError as error:
             self._error = self._error or str(error)
+        if self._keeper.note is not None:
+            self._notes.append(self._keeper.note)
         if self._is_capped:
             self._notes.append(_capped(self.plan.load.max_connections))
         outcome = Outcome(

@@ -18,6 +18,7 @@ import pytest
 
 from loadgen import child
 from loadgen.child import Child
+from loadgen.histogram import Tally
 from loadgen.outcome import (
     Live,
     Outcome,
@@ -153,6 +154,24 @@ def test_stages_keep_their_schedule_over_two_workers_and_a_reached_cap_is_told(
     (note,) = outcome.notes
     assert note["code"] == "connections_capped"
     assert "All 3 connections" in note["message"]
+
+
+@pytest.mark.parametrize("limit", [0, 100])
+def test_beyond_the_limit_of_raw_samples_counts_take_their_place_and_the_outcome_says_so(
+    fake_server: Callable[..., Any], start: Callable[..., Child], limit: int
+) -> None:
+    plan = plan_for(fake_server("--law", "fixed:2").address, rate_rps=300.0, workers=2, max_raw_samples=limit)
+    made = start(plan)
+    assert made.wait(40) == 0
+    outcome = made.outcome()
+    assert [note["code"] for note in outcome.notes] == ["histogram"]
+    assert ("as asked for" if limit == 0 else "more than 100") in outcome.notes[0]["message"]
+    tally = read_stream(made.folder / "samples.arrow")
+    assert isinstance(tally, Tally)
+    assert len(tally) == 390
+    # the machine may be busy: the last one may be answered late or not be sent in time
+    assert tally.counts["ok"] + tally.counts["drain"] + tally.counts["unsent"] == 300
+    assert tally.counts["warmup"] == 90
 
 
 def test_a_cancel_is_quick_and_keeps_what_was_measured(

@@ -7,13 +7,15 @@ import math
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from loadgen.histogram import BUCKETS, Tally, bucket_of, highest_of
 from loadgen.outcome import Outcome
-from loadgen.samples import Samples, Status
+from loadgen.samples import Samples, Status, read_parquet, read_stream, write_parquet, write_tally
 from tritune.arrival_plan import Stage
 from tritune.doubts import SATURATED_CPU_PERCENT, WarningCode
 from tritune.errors import LoadTestError
@@ -77,7 +79,7 @@ def records(intended: Any, sent: Any, done: Any, status: Any = Status.OK) -> Sam
 
 
 def measured(
-    samples: Samples, plan: LoadPlan = CLOSED, outcome: Any = None, server: Any = None, **other: Any
+    samples: Samples | Tally, plan: LoadPlan = CLOSED, outcome: Any = None, server: Any = None, **other: Any
 ) -> Measurement:
     arguments: dict[str, Any] = {
         "generator_cpu_ns": 3 * S,
@@ -597,3 +599,102 @@ def test_notes_of_the_generator_become_warnings() -> None:
 if __name__ == "__main__":  # the figures in docs/measurement.md
     for _correlated in (False, True):
         sys.stdout.write(f"correlated {_correlated}: throughput, P99 held {coverage(1000, correlated=_correlated)}\n")
+
+
+# --- long runs: counts instead of single requests -------------------------------------------------------------------
+
+
+def counted(samples: Samples, chunk: int = 999) -> Tally:
+    tally = Tally(START, END)
+    for first in range(0, len(samples), chunk):
+        tally.add(Samples(*(getattr(samples, name)[first : first + chunk] for name in COLUMNS)))
+    return tally
+
+
+def mixed(count: int = 30_000, *, timeouts: int = 0) -> Samples:
+    """Lognormal latencies, some warm-up, drain, failures and unsent requests."""
+    rng = np.random.default_rng(5)
+    intended = np.sort(rng.integers(START - S, END, count))
+    latency = (rng.lognormal(0, 0.5, count) * 2 * MS).astype(np.int64)
+    sent = intended + rng.integers(0, 50_000, count)
+    status = rng.choice([Status.OK, Status.FAILED, Status.REJECTED], count, p=[0.98, 0.015, 0.005]).astype(np.int8)
+    status[rng.choice(count, timeouts, replace=False)] = Status.TIMEOUT
+    samples = records(intended, sent, sent + latency, status)
+    return Samples.join([samples, Samples.unsent(np.full(20, END - 5 * MS), 0)])
+
+
+@pytest.mark.parametrize("timeouts", [0, 600])
+@pytest.mark.parametrize("plan", [CLOSED, OPEN])
+def test_counts_give_the_numbers_of_the_single_requests_to_three_digits(plan: LoadPlan, timeouts: int) -> None:
+    samples = mixed(timeouts=timeouts)
+    one = measured(samples, plan, latency_limit_ms=4.0)
+    other = measured(counted(samples), plan, latency_limit_ms=4.0)
+    assert other.requests == one.requests
+    assert other.throughput_ips == one.throughput_ips
+    assert other.goodput_rps == pytest.approx(one.goodput_rps, rel=2e-3)
+    assert [warning.code for warning in other.warnings] == [warning.code for warning in one.warnings]
+    assert other.latency.lower_bounds == one.latency.lower_bounds
+    for name in ("p50", "p90", "p95", "mean", "max", "service_p50", "service_p99"):
+        # a bucket is 1/1024 wide, and its top stands for it
+        exact, bucketed = getattr(one.latency, name), getattr(other.latency, name)
+        assert exact <= bucketed * (1 + 1e-9)
+        assert bucketed == pytest.approx(exact, rel=1e-3)
+    if plan is OPEN:
+        assert other.generator.lag_p99_ms == pytest.approx(one.generator.lag_p99_ms, rel=1e-3)
+    for left, right in ((one.latency.p99, other.latency.p99), (one.latency.p999, other.latency.p999)):
+        assert right.value == pytest.approx(left.value, rel=1e-3)
+        assert (right.at_least, right.reason) == (left.at_least, left.reason)
+        assert (left.ci95 is None) == (right.ci95 is None)
+        if left.ci95 is not None and right.ci95 is not None:
+            assert right.ci95 == pytest.approx(left.ci95, rel=5e-3)  # the cells of the raw bootstrap are wider
+
+
+def test_counts_of_short_windows_have_fewer_blocks() -> None:
+    tally = Tally(START, START + 1500 * MS)
+    samples = steady(20_000)
+    tally.add(samples)
+    outcome = Outcome(START, START + 1500 * MS, wall_minus_monotonic_ns=0)
+    one, other = measured(samples, outcome=outcome), measured(tally, outcome=outcome)
+    assert one.latency.p99.ci95 is not None
+    assert other.latency.p99.ci95 == pytest.approx(one.latency.p99.ci95, rel=1e-2)
+    assert other.throughput_ips == one.throughput_ips
+
+
+def test_counts_of_another_window_are_refused() -> None:
+    with pytest.raises(LoadTestError, match="another window"):
+        measured(Tally(START, END - 1))
+
+
+def test_counts_of_no_request_are_like_no_request() -> None:
+    assert measured(Tally(START, END)).latency == measured(Samples.empty()).latency
+
+
+def test_counts_survive_their_files(tmp_path: Path) -> None:
+    tally = counted(mixed(timeouts=9))
+    write_tally(tally, tmp_path / "samples.arrow")
+    read = read_stream(tmp_path / "samples.arrow")
+    assert isinstance(read, Tally)
+    write_parquet(read, tmp_path / "samples.parquet")
+    again = read_parquet(tmp_path / "samples.parquet")
+    assert measured(again) == measured(tally)
+    assert len(again) == len(tally) == 30_020
+    assert (tmp_path / "samples.parquet").stat().st_size < 300_000
+
+
+def test_the_memory_of_counts_does_not_grow_with_the_requests() -> None:
+    tally = Tally(START, END)
+    sizes = []
+    for seed in range(3):
+        tally.add(steady(50_000, seed=seed))
+        sizes.append(sum(getattr(tally, name).nbytes for name in Tally.TABLES))
+    assert len(set(sizes)) == 1
+
+
+def test_a_bucket_is_at_most_a_thousandth_wide_and_its_top_stands_for_it() -> None:
+    values = np.concatenate([np.arange(5000), np.random.default_rng(0).integers(0, 2**43, 100_000), [2**43 - 1]])
+    buckets = bucket_of(values)
+    tops = highest_of(buckets)
+    assert (tops >= values).all()
+    assert (tops - values <= values / 1024 + 1e-9).all()
+    np.testing.assert_array_equal(bucket_of(tops), buckets)
+    assert bucket_of(np.array([2**60]))[0] == buckets[-1] == BUCKETS - 1

@@ -21,6 +21,7 @@ from tritune.ui import results_view, wording
 if TYPE_CHECKING:
     import altair as alt
 
+    from loadgen.histogram import Tally
     from loadgen.samples import Samples
 
 FEW = 3
@@ -148,13 +149,13 @@ def pair(left: alt.Chart | alt.LayerChart, right: alt.Chart | alt.LayerChart) ->
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def _samples(path: str, changed_ns: int) -> Samples:
+def _samples(path: str, changed_ns: int) -> Samples | Tally:
     from pathlib import Path
 
     return sample_files.read_parquet(Path(path))
 
 
-def samples(trials: Sequence[Trial]) -> Mapping[str, Samples]:
+def samples(trials: Sequence[Trial]) -> Mapping[str, Samples | Tally]:
     """The kept samples of each trial, by its id; a trial without any is left out."""
     found = {}
     for trial in trials:
