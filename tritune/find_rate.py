@@ -23,6 +23,10 @@ from tritune.settings import Settings
 from tritune.store import Job, Store, Trial
 
 
+RETRIES = 1
+"""How often in a row a probe is made again whose generator failed."""
+
+
 def run(
     context: trial.Context, plan: LoadPlan, goal: RateGoal, *, labels: Mapping[str, str], note: str
 ) -> dict[str, Any]:
@@ -33,6 +37,7 @@ def run(
     """
     study, begun = f"s{context.job.id}", time.monotonic()
     earlier_s = sum(probe_of(made).took_s for made in _finished(context.store, study))
+    lost = 0
     while True:
         context.progress("Deciding on the next rate")
         trials = _finished(context.store, study)
@@ -40,7 +45,7 @@ def run(
         step = search.next_step(goal, probes, spent_s=earlier_s + time.monotonic() - begun)
         if isinstance(step, Verdict):
             return rate_report.result(goal, trials, step)
-        numbers = _numbers(trials, step)
+        numbers = _numbers(context.store.trials(study_id=study), step)
         try:
             trial.run(
                 _Probing(context, Board(goal, probes), step),
@@ -50,7 +55,11 @@ def run(
                 round=numbers[0],
                 attempt=numbers[1],
             )
+            lost = 0
         except trial.TrialEnded as ended:
+            lost += 1
+            if isinstance(ended.__cause__, LoadTestError) and lost <= RETRIES:
+                continue  # the generator gave up, not the server: the failed trial is kept, and the rate tried again
             done = rate_report.result(goal, _finished(context.store, study), None, reason=rate_report.STOPPED)
             done["reason"] = f"{rate_report.STOPPED} ({ended.reason or ended.state}); finished probes are kept."
             raise trial.TrialEnded(ended.state, ended.reason, {**done, **ended.result}) from ended
