@@ -22,7 +22,6 @@ from tritune.search import Ask, Board, RateGoal, Verdict
 from tritune.settings import Settings
 from tritune.store import Job, Store, Trial
 
-
 RETRIES = 1
 """How often in a row a probe is made again whose generator failed."""
 
