@@ -65,6 +65,7 @@ class Outcome:
     The window [window_start_ns, window_end_ns) is on CLOCK_MONOTONIC; wall_minus_monotonic_ns turns it into wall
     time. `spin_ns` is CPU time that was spent on purpose inside the window, to be exact, over all processes;
     `cpu_ns` the whole CPU time inside the window as the processes themselves saw it (0: not known).
+    `fillable_cores` is how many cores the generator's threads can fill (0: one a process).
     `errors` are {message, count}, the most frequent first; `notes` are {code, message}. `error` is one sentence
     where the run ended early by itself: what was measured until then is in the samples.
     """
@@ -74,6 +75,7 @@ class Outcome:
     wall_minus_monotonic_ns: int
     spin_ns: int = 0
     cpu_ns: int = 0
+    fillable_cores: int = 0
     errors: tuple[Mapping[str, Any], ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     cancelled: bool = False

@@ -323,7 +323,8 @@ class Run:
             if _NOT_KEPT_UP.search(self._said) or rate_rps < KEPT_UP * wanted_rps:
                 message = (
                     f"perf_analyzer was not able to keep up with the rate: {wanted_rps:g} requests/s were "
-                    f"asked for, {rate_rps:.0f} sent. Use a lower rate, or --driver locust."
+                    f"asked for, {rate_rps:.0f} recorded as sent. It leaves requests that left late out of its export, "
+                    "so the throughput is too low. Use a lower rate, or --driver locust."
                 )
                 notes.append({"code": "not_kept_up", "message": message})
             message = "perf_analyzer records no intended times: its latencies are service times, from the send on."
@@ -332,6 +333,7 @@ class Run:
             window_start_ns=self._start_ns,
             window_end_ns=self._end_ns,
             wall_minus_monotonic_ns=offset,
+            fillable_cores=min(self._load.concurrency or RATE_THREADS, len(os.sched_getaffinity(0))),
             versions={NAME: str(self._tool.path)},
             cancelled=self.is_cancelled,
             notes=tuple(notes),

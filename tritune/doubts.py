@@ -61,11 +61,13 @@ class MeasurementWarning:
         return {"code": str(self.code), "message": self.message}
 
 
-def generator_saturated(cpu_percent: float, processes: int, plan: LoadPlan) -> MeasurementWarning | None:
-    """`cpu_percent` is of one core, all processes together, without spinning."""
-    share = cpu_percent / max(processes, 1)
+def generator_saturated(cpu_percent: float, cores: int, plan: LoadPlan) -> MeasurementWarning | None:
+    """`cpu_percent` is of one core, all processes together, without spinning; `cores` is how many the generator can
+    fill: a process of ours one, perf_analyzer's threads all."""
+    share = cpu_percent / max(cores, 1)
     if share <= SATURATED_CPU_PERCENT:
         return None
+    what = "a core per process" if plan.driver is Driver.LOCUST else "each core that its threads can fill"
     step = (
         f"Use more workers (now {plan.workers}), or send the load from another machine."
         if plan.driver is Driver.LOCUST
@@ -73,7 +75,7 @@ def generator_saturated(cpu_percent: float, processes: int, plan: LoadPlan) -> M
     )
     return MeasurementWarning(
         WarningCode.GENERATOR_SATURATED,
-        f"The load generator used {share:.0f} % of a core per process (limit {SATURATED_CPU_PERCENT:.0f} %), so part "
+        f"The load generator used {share:.0f} % of {what} (limit {SATURATED_CPU_PERCENT:.0f} %), so part "
         f"of the latency is its own and the server may be able to do more. {step}",
     )
 

@@ -194,7 +194,7 @@ def measure(
         server=_server_share(server),
         warnings=(
             *_load_warnings(plan, window, outcome, generator),
-            *_server_warnings(plan, window, server, asked, served, server_restarted),
+            *_server_warnings(plan, window, outcome, server, asked, served, server_restarted),
             *(MeasurementWarning(str(note["code"]), str(note["message"])) for note in outcome.notes),
         ),
         goodput_rps=goodput,
@@ -308,7 +308,7 @@ def _load_warnings(
     total = window.successes + counts.missed
     lag, latency = window.lags.quantile(0.99), window.latencies.quantile(0.99)
     found = [
-        doubts.generator_saturated(generator.cpu_percent, generator.processes, plan),
+        doubts.generator_saturated(generator.cpu_percent, outcome.fillable_cores or generator.processes, plan),
         _unstable(plan, window),
         doubts.too_few_samples(window.successes),
         doubts.errors(counts.failed, counts.timeout, total, outcome.errors),
@@ -337,6 +337,7 @@ def _unstable(plan: LoadPlan, window: Window) -> MeasurementWarning | None:
 def _server_warnings(
     plan: LoadPlan,
     window: Window,
+    outcome: Outcome,
     server: StatisticsDifference | None,
     asked: Configuration | None,
     served: Configuration | None,
@@ -348,11 +349,13 @@ def _server_warnings(
     in_flight = float(plan.concurrency) if plan.concurrency else rate * mean_s  # Little 1961: L = lambda * W
     found = [doubts.not_in_effect(asked, served), doubts.server_restarted(server_restarted)]
     if server is not None and not server_restarted:
+        # perf_analyzer does not export the requests that left late, so nothing is known about others
+        is_incomplete = any(note["code"] == "not_kept_up" for note in outcome.notes)
         late = max(server.window_s - window.length_s, 0.0)
         ours = window.answers + window.uncertain + rate * late + in_flight
         found += [
             doubts.capped(served, plan, in_flight, server.batch_sizes),
-            doubts.other_traffic(server.success_count, ours),
+            None if is_incomplete else doubts.other_traffic(server.success_count, ours),
             doubts.never_batched(served, plan, in_flight, server.average_batch),
         ]
     return (doubt for doubt in found if doubt is not None)

@@ -407,6 +407,23 @@ def test_a_generator_above_85_percent_of_a_core_per_process_is_saturated(
         assert "more workers (now 1)" in warned(result)[WarningCode.GENERATOR_SATURATED]
 
 
+def test_perf_analyzers_threads_can_fill_several_cores_with_one_process() -> None:
+    plan = LoadPlan("mnist", driver=Driver.PERF_ANALYZER, concurrency=4)
+    for cores, percent, is_saturated in ((2, 160, False), (2, 175, True), (1, 90, True), (4, 330, False)):
+        outcome = replace(OUTCOME, fillable_cores=cores)
+        # two processes: the one that follows it, and its own
+        result = measured(steady(), plan, outcome, generator_cpu_ns=percent * S // 10, generator_processes=2)
+        assert (WarningCode.GENERATOR_SATURATED in warned(result)) is is_saturated
+
+
+def test_what_perf_analyzer_does_not_export_is_not_called_other_traffic() -> None:
+    plan = LoadPlan("mnist", driver=Driver.PERF_ANALYZER, rate_rps=20_000)
+    server = replace(SEEN, success_count=9000)
+    assert WarningCode.OTHER_TRAFFIC in warned(measured(steady(), plan, OUTCOME, server))
+    behind = replace(OUTCOME, notes=({"code": "not_kept_up", "message": "behind"},))
+    assert WarningCode.OTHER_TRAFFIC not in warned(measured(steady(), plan, behind, server))
+
+
 def test_a_send_lag_above_a_tenth_of_the_latency_is_a_doubt_of_open_loops_only() -> None:
     late = steady(lag_ms=0.3)
     assert "0.3 ms" in warned(measured(late, OPEN))[WarningCode.SCHEDULE_LAG]
