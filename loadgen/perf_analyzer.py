@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.keeping import Keeper
 from loadgen.outcome import (
@@ -49,6 +50,9 @@ from tritune.settings import Settings
 NAME = "perf_analyzer"
 LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
 RATE_THREADS = 64  # what an open loop can have in flight; its asynchronous mode collapses when it is overloaded
+WINDOW_MS = 1000
+TAIL_NS = 1_500_000_000  # it may lose its last window when it is stopped, so that one comes after ours
+LOST_NS = 250_000_000  # without an answer before our window's end: it lost more
 LEAD_NS = 100_000_000
 LIVE_S = 1.0
 START_S = 60.0
@@ -130,9 +134,8 @@ def command(tool: Tool, plan: GeneratorPlan, inputs: Path, export: Path, interva
     """The argument list: one level of load, windows without end, since no two are equal to 0.001 %. `intervals` is
     the file of a replay."""
     load, endpoints = plan.load, plan.endpoints
-    window_ms = min(5000, max(1000, int((load.warmup_s + load.duration_s) * 100)))
     arguments = [str(tool.path), "-m", load.model, "-b", str(load.batch), "-v", "--input-data", str(inputs)]
-    arguments += ["-p", str(window_ms), "-s", "0.001", "--max-trials", "1000000"]
+    arguments += ["-p", str(WINDOW_MS), "-s", "0.001", "--max-trials", "1000000"]
     arguments += ["--profile-export-file", str(export)]
     if load.rate_rps is not None:
         arguments += ["--request-rate-range", f"{load.rate_rps:g}", "--request-distribution", str(load.arrivals)]
@@ -241,7 +244,7 @@ class Run:
                 elif now >= self._next_live_ns:
                     self._write_live(now)
                 gone = parent is not None and os.getppid() != int(parent)
-                if (self.is_cancelled or gone or (self._end_ns and now >= self._end_ns)) and not is_stopped:
+                if (self.is_cancelled or gone or (self._end_ns and now >= self._end_ns + TAIL_NS)) and not is_stopped:
                     is_stopped = True
                     self.is_cancelled = self.is_cancelled or gone
                     process.send_signal(signal.SIGINT)
@@ -249,8 +252,8 @@ class Run:
                 if is_stopped and time.monotonic() > limit:
                     return
                 if pipe is None or not self._read(pipe):
-                    wait_s = 0.02 if not self._end_ns else min(0.02, max(0.0005, (self._end_ns - now) / 1e9))
-                    time.sleep(wait_s)
+                    left_s = (self._end_ns + TAIL_NS - now) / 1e9 if self._end_ns else 1.0
+                    time.sleep(min(0.02, max(0.0005, left_s)))
             while pipe is not None and self._read(pipe):
                 pass
             self._listen(process.stdout)
@@ -308,6 +311,13 @@ class Run:
             notes.append({"code": "clock_step", "message": message})
         times = self._reader.times() - offset
         times = times[times[:, 0] < self._end_ns]
+        last_ns = int(times[:, 1].max(initial=self._start_ns))
+        if len(times) and not self.is_cancelled and last_ns < self._end_ns - LOST_NS - _usual_gap_ns(times):
+            message = (
+                f"perf_analyzer lost the last {(self._end_ns - last_ns) / 1e9:.1f} s of its records, so the throughput "
+                "is too low. It was overloaded: lower the load, or use --driver locust."
+            )
+            notes.append({"code": "records_lost", "message": message})
         self._keeper.begin(self._start_ns, self._end_ns, len(times))
         for start in range(0, len(times), 65536):
             part = times[start : start + 65536]
@@ -323,8 +333,7 @@ class Run:
             if _NOT_KEPT_UP.search(self._said) or rate_rps < KEPT_UP * wanted_rps:
                 message = (
                     f"perf_analyzer was not able to keep up with the rate: {wanted_rps:g} requests/s were "
-                    f"asked for, {rate_rps:.0f} recorded as sent. It leaves requests that left late out of its export, "
-                    "so the throughput is too low. Use a lower rate, or --driver locust."
+                    f"asked for, {rate_rps:.0f} sent. Use a lower rate, or --driver locust."
                 )
                 notes.append({"code": "not_kept_up", "message": message})
             message = "perf_analyzer records no intended times: its latencies are service times, from the send on."
@@ -338,6 +347,12 @@ class Run:
             cancelled=self.is_cancelled,
             notes=tuple(notes),
         )
+
+
+def _usual_gap_ns(times: NDArray[np.int64]) -> int:
+    """Ten times what lies between two answers on average, and the longest answer: that long nothing need come."""
+    spread = int(times[:, 1].max() - times[:, 1].min())
+    return 10 * spread // len(times) + int((times[:, 1] - times[:, 0]).max())
 
 
 def main(folder: Path) -> int:

@@ -349,8 +349,8 @@ def _server_warnings(
     in_flight = float(plan.concurrency) if plan.concurrency else rate * mean_s  # Little 1961: L = lambda * W
     found = [doubts.not_in_effect(asked, served), doubts.server_restarted(server_restarted)]
     if server is not None and not server_restarted:
-        # perf_analyzer does not export the requests that left late, so nothing is known about others
-        is_incomplete = any(note["code"] == "not_kept_up" for note in outcome.notes)
+        # where perf_analyzer lost records of ours, nothing is known about those of others
+        is_incomplete = any(note["code"] == "records_lost" for note in outcome.notes)
         late = max(server.window_s - window.length_s, 0.0)
         ours = window.answers + window.uncertain + rate * late + in_flight
         found += [

@@ -416,11 +416,11 @@ def test_perf_analyzers_threads_can_fill_several_cores_with_one_process() -> Non
         assert (WarningCode.GENERATOR_SATURATED in warned(result)) is is_saturated
 
 
-def test_what_perf_analyzer_does_not_export_is_not_called_other_traffic() -> None:
+def test_what_perf_analyzer_lost_is_not_called_other_traffic() -> None:
     plan = LoadPlan("mnist", driver=Driver.PERF_ANALYZER, rate_rps=20_000)
     server = replace(SEEN, success_count=9000)
     assert WarningCode.OTHER_TRAFFIC in warned(measured(steady(), plan, OUTCOME, server))
-    behind = replace(OUTCOME, notes=({"code": "not_kept_up", "message": "behind"},))
+    behind = replace(OUTCOME, notes=({"code": "records_lost", "message": "lost"},))
     assert WarningCode.OTHER_TRAFFIC not in warned(measured(steady(), plan, behind, server))
 
 
