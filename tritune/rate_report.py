@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritune import p99_limit
 from tritune.analysis import Number, significant
-from tritune.p99_limit import Judgement
+from tritune.p99_limit import Judgement, Probe
 from tritune.plan import LoadPlan
 from tritune.search import Board, Outcome, RateGoal, Verdict
 
@@ -37,7 +37,8 @@ def result(goal: RateGoal, trials: Sequence[Trial], verdict: Verdict | None, *, 
     shown = [trial for trial in made if trial.plan.rate_rps == low and low is not None]
     p99 = None
     if low is not None:
-        p99 = p99_limit.pool(board.by_rate[low]) or board.by_rate[low][-1].p99_ms
+        good = [probe for probe in board.by_rate[low] if _counts(probe, goal)]
+        p99 = p99_limit.pool(good) or good[-1].p99_ms
     goodputs = [trial.measurement["goodput_rps"] for trial in shown if trial.measurement]
     return {
         "model": made[-1].model if made else None,
@@ -55,6 +56,11 @@ def result(goal: RateGoal, trials: Sequence[Trial], verdict: Verdict | None, *, 
         "reason": verdict.reason if verdict else reason,
         "warnings": _warnings(made, low, verdict),
     }
+
+
+def _counts(probe: Probe, goal: RateGoal) -> bool:
+    """Whether the judgement that a rate holds rests on this probe of it: the others were disturbed."""
+    return p99_limit.judge(probe, goal.limit_ms)[0] in (Judgement.HELD, Judgement.UNDECIDED)
 
 
 def _probe(trial: Trial, goal: RateGoal) -> dict[str, Any]:
