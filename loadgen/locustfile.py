@@ -5,6 +5,13 @@
 opens Locust's own page, where users are the clients of a closed loop; --tritune-rate makes it an open loop. Locust's
 --csv, --processes, --master and --worker work as everywhere. Tritune itself gives --tritune-folder with a plan.json.
 
+For one conducted run over several machines, put a plan.json whose `workers` is their number into a folder, and start
+
+    locust -f loadgen/locustfile.py --headless --master --expect-workers 2 --users 8 --tritune-folder FOLDER
+    locust -f loadgen/locustfile.py --worker --master-host MASTER                (on each of the others)
+
+The workers' samples come to the master's folder; their clocks are mapped to the master's (leader.py).
+
 Belongs here: the options, and joining Locust's events to the conductor. Never: sending.
 """
 

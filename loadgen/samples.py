@@ -89,6 +89,14 @@ class Samples:
             np.full(len(table), worker, dtype=np.int16),
         )
 
+    def earlier(self, by_ns: int) -> Samples:
+        """The same on a clock that is `by_ns` behind; what never happened still did not."""
+
+        def moved(times: Int64s) -> Int64s:
+            return np.where(times == NEVER, NEVER, times - by_ns)
+
+        return Samples(moved(self.intended_ns), moved(self.sent_ns), moved(self.done_ns), self.status, self.worker)
+
     @classmethod
     def unsent(cls, intended_ns: Int64s, worker: int) -> Samples:
         """Requests that could not be sent: nothing but their intended times."""

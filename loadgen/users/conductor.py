@@ -3,8 +3,9 @@
 Belongs here: the order of a run over one process or a Locust master and its workers, and Locust's events.
 Never: sending, the files' contents (leader.py).
 
-Messages: tritune_ready, tritune_samples, tritune_unsent, tritune_done go to the leader; tritune_go, tritune_stop
-to the members. In one process Locust's local runner delivers them itself, so there is one path for both.
+Messages: tritune_ready, tritune_pong, tritune_samples, tritune_unsent, tritune_done go to the leader; tritune_ping,
+tritune_go, tritune_stop to the members. In one process Locust's local runner delivers them itself, so there is one
+path for both.
 """
 
 from __future__ import annotations
@@ -79,11 +80,13 @@ def _plan(environment: Any) -> GeneratorPlan:
 
 def _attach_leader(environment: Any, leader: Leader) -> None:
     runner = environment.runner
-    for name in ("ready", "samples", "unsent", "done"):
+    for name in ("ready", "samples", "unsent", "done", "pong"):
         handler = getattr(leader, f"on_{name}")
         runner.register_message(
             f"tritune_{name}", lambda environment, msg, handler=handler, **_: handler(msg.node_id, msg.data)
         )
+
+    leader.is_missing = lambda node: getattr(runner.clients.get(node), "state", "missing") == "missing"
 
     def conduct() -> None:
         leader.conduct()
@@ -142,7 +145,17 @@ def _attach_member(environment: Any, leader: Leader | None) -> None:
             member.stop()
             member.wait(timeout_s=2.0)
 
-    runner.register_message("tritune_go", lambda environment, msg, **_: environment.tritune_member.go(**msg.data))
+    def go(environment: Any, msg: Any, **_: Any) -> None:
+        member: Member = environment.tritune_member
+        ahead_ns = msg.data["ahead_ns"].get(str(member.index), 0)
+        member.go(*(msg.data[name] + ahead_ns for name in ("begin_ns", "start_ns", "end_ns")))
+
+    def answer(environment: Any, msg: Any, **_: Any) -> None:
+        pong = {"worker": environment.tritune_member.index, "sent_ns": msg.data["sent_ns"]}
+        runner.send_message("tritune_pong", {**pong, "theirs_ns": time.monotonic_ns()})
+
+    runner.register_message("tritune_go", go)
+    runner.register_message("tritune_ping", answer)
     runner.register_message("tritune_stop", lambda environment, msg, **_: environment.tritune_member.stop())
     if leader is not None:  # in one process a cancel must not wait for messages
         leader.wait_for_members = lambda timeout_s: environment.tritune_member.wait(timeout_s)

@@ -41,6 +41,8 @@ LIVE_S = 1.0
 CHECK_S = 0.1
 READY_S = 120.0
 GRACE_S = 5.0
+PINGS = 20
+PING_S = 0.02
 NOTICE_NS = 500_000_000  # between fixing the window and its start, at least
 LEAD_NS = 100_000_000  # between fixing the window and the first request
 
@@ -52,20 +54,41 @@ class _Worker:
 
     def __init__(self, node: str, pid: int | None) -> None:
         self.node = node
-        self.pid = pid
+        self.pid = pid  # None: not a process that can be looked at from here
+        self.clock = ClockMapping()
         self.is_done = False
         self.is_lost = False
         self.last_ns = 0
         self.received = 0
 
 
+class ClockMapping:
+    """How far another machine's monotonic clock is ahead, from an exchange of pings (the round trip that was shortest).
+
+    The truth is at most half that round trip away (D. L. Mills, RFC 5905, section 8).
+    """
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+        self.error_ns: int | None = None  # None: not asked, it is our own clock
+
+    def add(self, sent_ns: int, theirs_ns: int, back_ns: int) -> None:
+        """One ping: when it left and came back on our clock, and the other's clock between."""
+        error_ns = (back_ns - sent_ns + 1) // 2
+        if self.error_ns is None or error_ns < self.error_ns:
+            self.error_ns = error_ns
+            self.ahead_ns = theirs_ns - (sent_ns + back_ns) // 2
+
+
 class Leader:
-    """One run of `workers` members. `send` brings a message to all of them."""
+    """One run of `workers` members. `send` brings a message to all of them; `is_missing` tells whether Locust has lost
+    one on another machine."""
 
     def __init__(self, plan: GeneratorPlan, folder: Path, workers: int, send: Send) -> None:
         self.plan = plan
         self.is_finished = False
         self.exit_code = 0
+        self.is_missing: Callable[[str], bool] = lambda _: False
         self.wait_for_members: Callable[[float], None] = self._wait_for_done
         self._folder = folder
         self._count = workers
@@ -94,13 +117,17 @@ class Leader:
     # messages from the members
 
     def on_ready(self, node: str, data: Mapping[str, Any]) -> None:
-        self._workers[data["worker"]] = _Worker(node, data.get("pid"))
+        pid = data.get("pid")
+        is_ours = self._count == 1 or pid in self._children
+        self._workers[data["worker"]] = _Worker(node, pid if is_ours else None)
         if data.get("error"):
             self._error = self._error or data["error"]
 
     def on_samples(self, _node: str, data: Mapping[str, Any]) -> None:
-        samples = Samples.from_packed(data["records"], data["worker"])
         worker = self._workers.get(data["worker"])
+        samples = Samples.from_packed(data["records"], data["worker"])
+        if worker is not None and worker.clock.ahead_ns:
+            samples = samples.earlier(worker.clock.ahead_ns)
         if worker is not None:
             worker.received += len(samples)
             worker.last_ns = max(worker.last_ns, int(samples.done_ns.max()))
@@ -111,7 +138,14 @@ class Leader:
         self._write(samples)
 
     def on_unsent(self, _node: str, data: Mapping[str, Any]) -> None:
-        self._write(Samples.unsent(np.frombuffer(data["intended_ns"], dtype=np.int64), data["worker"]))
+        worker = self._workers.get(data["worker"])
+        ahead_ns = worker.clock.ahead_ns if worker is not None else 0
+        self._write(Samples.unsent(np.frombuffer(data["intended_ns"], dtype=np.int64) - ahead_ns, data["worker"]))
+
+    def on_pong(self, _node: str, data: Mapping[str, Any]) -> None:
+        worker = self._workers.get(data["worker"])
+        if worker is not None:
+            worker.clock.add(data["sent_ns"], data["theirs_ns"], time.monotonic_ns())
 
     def on_done(self, _node: str, data: Mapping[str, Any]) -> None:
         self._errors.update(data["errors"])
@@ -149,6 +183,8 @@ class Leader:
                 )
             gevent.sleep(0.01)
         if self._error is None:
+            self._map_clocks()
+        if self._error is None:
             self._begin()
             self._follow()
         else:
@@ -161,6 +197,27 @@ class Leader:
         self.wait_for_members(1.0)
         self._finish(cancelled=True)
 
+    def _map_clocks(self) -> None:
+        """Ask every process that is not ours how late it is there."""
+        others = [worker for worker in self._workers.values() if worker.pid is None]
+        for _ in range(PINGS if others else 0):
+            self._send("tritune_ping", {"sent_ns": time.monotonic_ns()})
+            gevent.sleep(PING_S)
+        limit = time.monotonic() + GRACE_S
+        while any(worker.clock.error_ns is None for worker in others):
+            if time.monotonic() > limit:
+                self._error = "A worker on another machine did not answer in time. Check the network, and run it again."
+                return
+            gevent.sleep(PING_S)
+        if others:
+            worst_ms = max(worker.clock.error_ns or 0 for worker in others) / 1e6
+            message = (
+                f"{len(others)} of {self._count} workers run on other machines: their clocks were mapped to this one's "
+                f"with an error of at most {worst_ms:.3g} ms. It is in no latency, which begins and ends on one clock; "
+                "it is in the window's edges and in when a worker's share of the arrivals is sent."
+            )
+            self._notes.append({"code": "clock_mapping", "message": message})
+
     def _begin(self) -> None:
         warmup_ns = int(self.plan.load.warmup_s * 1e9)
         self._begin_ns = time.monotonic_ns() + max(LEAD_NS, NOTICE_NS - warmup_ns)
@@ -169,7 +226,9 @@ class Leader:
         load = self.plan.load
         rate_rps = load.peak_rate_rps if load.is_open_loop else None
         self._keeper.begin(self._start_ns, self._end_ns, expected_requests(self._total_s, rate_rps, load.workers))
-        self._send("tritune_go", {"begin_ns": self._begin_ns, "start_ns": self._start_ns, "end_ns": self._end_ns})
+        ahead_ns = {str(index): worker.clock.ahead_ns for index, worker in self._workers.items()}
+        edges = {"begin_ns": self._begin_ns, "start_ns": self._start_ns, "end_ns": self._end_ns}
+        self._send("tritune_go", {**edges, "ahead_ns": ahead_ns})
         self._write_live(time.monotonic_ns())
 
     def _follow(self) -> None:
@@ -200,10 +259,11 @@ class Leader:
 
     def _look_for_lost(self, now: int) -> None:
         for index, worker in self._workers.items():
-            if worker.is_done or worker.is_lost or worker.pid is None or _is_running(worker.pid):
+            if worker.is_done or worker.is_lost:
                 continue
-            worker.is_lost = True
-            self._note_lost(index, worker, now)
+            if self.is_missing(worker.node) if worker.pid is None else not _is_running(worker.pid):
+                worker.is_lost = True
+                self._note_lost(index, worker, now)
 
     def _note_lost(self, index: int, worker: _Worker, now: int) -> None:
         load = self.plan.load

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -172,6 +173,66 @@ def test_beyond_the_limit_of_raw_samples_counts_take_their_place_and_the_outcome
     # the machine may be busy: the last one may be answered late or not be sent in time
     assert tally.counts["ok"] + tally.counts["drain"] + tally.counts["unsent"] == 300
     assert tally.counts["warmup"] == 90
+
+
+AHEAD_S = 1000
+
+
+def own_clock() -> list[str]:
+    """What starts a process whose monotonic clock is AHEAD_S ahead, as another machine's would be."""
+    command = ["unshare", "--time", "--monotonic", str(AHEAD_S)]
+    try:
+        subprocess.run([*command, "true"], check=True, capture_output=True, timeout=10)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("time namespaces cannot be made here")
+    return command
+
+
+@pytest.mark.parametrize("load", [{"rate_rps": 200.0, "arrivals": Arrivals.POISSON}, {"concurrency": 4}])
+def test_workers_on_machines_with_other_clocks_keep_the_one_schedule(
+    fake_server: Callable[..., Any], tmp_path: Path, load: dict[str, Any]
+) -> None:
+    prefix = own_clock()
+    plan = plan_for(fake_server("--law", "fixed:5").address, workers=2, **load)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    locust = [sys.executable, "-m", "locust", "-f", str(ROOT / "loadgen" / "locustfile.py"), "--headless"]
+    master = ["--master", "--expect-workers", "2", "--users", "4", "--spawn-rate", "4", "TritonHttpUser"]
+    master += ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--tritune-folder", str(tmp_path)]
+    worker = ["--worker", "--master-host", "127.0.0.1", "--master-port", port]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": tmp_path}
+    processes = [
+        subprocess.Popen([*locust, *master], **quiet),
+        subprocess.Popen([*locust, *worker], **quiet),
+        subprocess.Popen([*prefix, *locust, *worker], **quiet),
+    ]
+    try:
+        assert processes[0].wait(60) == 0
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(10)
+    outcome = Outcome.from_dict(read_document(tmp_path / "outcome.json") or {})
+    (note,) = outcome.notes
+    assert note["code"] == "clock_mapping"
+    assert "2 of 2 workers run on other machines" in note["message"]
+    samples = read_stream(tmp_path / "samples.arrow")
+    assert isinstance(samples, Samples)
+    assert set(samples.status.tolist()) == {Status.OK}, outcome.errors
+    assert set(samples.worker.tolist()) == {0, 1}
+    assert (samples.done_ns - samples.sent_ns).min() >= 5_000_000
+    begin = outcome.window_start_ns - 300_000_000
+    error_ns = 20_000_000  # half a round trip between busy processes; without the mapping it would be 1000 s
+    assert begin - error_ns <= samples.intended_ns.min()
+    assert samples.intended_ns.max() < outcome.window_end_ns + error_ns
+    if "rate_rps" in load:
+        expected = np.concatenate(list(planned_ns(plan.load, 1_300_000_000))) + begin
+        for index in (0, 1):
+            mine = np.sort(samples.intended_ns[samples.worker == index])
+            assert np.ptp(mine - expected[index::2]) == 0  # the whole share, moved by the mapping's error alone
+            assert abs(int(mine[0] - expected[index])) < error_ns
 
 
 def test_a_cancel_is_quick_and_keeps_what_was_measured(

@@ -112,3 +112,11 @@ def test_writing_samples_does_not_import_pandas(tmp_path: Path) -> None:
     )
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60, check=False).returncode == 0
+
+
+def test_times_move_to_another_clock_and_what_never_happened_stays() -> None:
+    samples = Samples.join([some(3, first=100), Samples.unsent(np.array([150], dtype=np.int64), 0)])
+    moved = samples.earlier(50)
+    assert moved.intended_ns.tolist() == [50, 51, 52, 100]
+    assert moved.sent_ns.tolist() == [51, 52, 53, NEVER]
+    assert moved.done_ns[-1] == NEVER
