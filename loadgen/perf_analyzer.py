@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -55,6 +56,7 @@ TAIL_NS = 1_500_000_000  # it may lose its last window when it is stopped, so th
 LOST_NS = 250_000_000  # without an answer before our window's end: it lost more
 LEAD_NS = 100_000_000
 LIVE_S = 1.0
+SPARE_WINDOWS = 20
 START_S = 60.0
 EXPORT_S = 600.0
 CANCEL_S = 4.0
@@ -131,11 +133,13 @@ def _why_not(tool: Tool) -> str | None:
 
 
 def command(tool: Tool, plan: GeneratorPlan, inputs: Path, export: Path, intervals: Path | None = None) -> list[str]:
-    """The argument list: one level of load, windows without end, since no two are equal to 0.001 %. `intervals` is
-    the file of a replay."""
+    """The argument list: one level of load, more windows than it will need, since no two are equal to 0.001 % and we
+    end it. Not many more: its schedule of a rate is made for all of them before it sends. `intervals` is the file of
+    a replay."""
     load, endpoints = plan.load, plan.endpoints
+    windows = math.ceil((load.warmup_s + load.duration_s) * 1000 / WINDOW_MS) + SPARE_WINDOWS
     arguments = [str(tool.path), "-m", load.model, "-b", str(load.batch), "-v", "--input-data", str(inputs)]
-    arguments += ["-p", str(WINDOW_MS), "-s", "0.001", "--max-trials", "1000000"]
+    arguments += ["-p", str(WINDOW_MS), "-s", "0.001", "--max-trials", str(windows)]
     arguments += ["--profile-export-file", str(export)]
     if load.rate_rps is not None:
         arguments += ["--request-rate-range", f"{load.rate_rps:g}", "--request-distribution", str(load.arrivals)]

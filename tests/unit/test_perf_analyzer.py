@@ -125,3 +125,17 @@ def test_headers_and_tls_are_passed_on() -> None:
 def test_grpc_without_an_address_is_one_sentence() -> None:
     with pytest.raises(LoadTestError, match="has no gRPC address"):
         command({"concurrency": 1, "protocol": Protocol.GRPC}, grpc=None)
+
+
+@pytest.mark.parametrize("duration_s", [1.0, 600.0])
+def test_it_is_asked_for_few_more_windows_than_it_needs(tmp_path: Path, duration_s: float) -> None:
+    """It makes its whole schedule of a rate beforehand: a million windows at 500/s cost minutes and gigabytes."""
+    load = LoadPlan(
+        model="m", driver=Driver.PERF_ANALYZER, rate_rps=500.0, arrivals=Arrivals.POISSON, duration_s=duration_s
+    )
+    plan = GeneratorPlan(load, Endpoints("127.0.0.1:1"), SIGNATURE)
+    tool = perf_analyzer.Tool(tmp_path / "perf_analyzer", {})
+    arguments = perf_analyzer.command(tool, plan, tmp_path / "inputs", tmp_path / "export")
+    windows = int(arguments[arguments.index("--max-trials") + 1])
+    needed = (load.warmup_s + duration_s) * 1000 / perf_analyzer.WINDOW_MS
+    assert needed + 5 < windows <= needed + 30
