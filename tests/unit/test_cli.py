@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tritune import cli, worker
+from tritune.cli import measure
 from tritune.plan import JobKind, JobState, LoadPlan, TrialState
 from tritune.settings import ROOT, Settings
 from tritune.store import Store
@@ -170,7 +171,7 @@ def test_a_terminal_that_knows_few_characters_gets_the_others_as_numbers(setting
 
 def test_a_trial_without_intervals_is_told_without_them(settings: Settings) -> None:
     number = {"value": 12.0, "ci95": None, "at_least": False}
-    text = cli._trial_text(
+    text = measure.trial_text(
         {
             "trial_id": "t1",
             "model": "mnist",
