@@ -26,7 +26,7 @@ from loadgen import child, perf_analyzer
 from loadgen.outcome import Outcome
 from loadgen.payload import http_body, payloads, perf_analyzer_document
 from loadgen.samples import Samples, Status, read_stream
-from tritune.plan import Driver, GeneratorPlan, LoadPlan, Protocol
+from tritune.load_plan import Driver, GeneratorPlan, LoadPlan, Protocol
 from tritune.settings import Settings
 
 CLIENTS = 16

@@ -27,7 +27,7 @@ from benchmarks.clients import (
 from benchmarks.command import FAILURES, Options, run, say
 from benchmarks.served import Served, canned, find_nginx, triton_with_mnist
 from benchmarks.tables import Report, Table, median, number, order, ratios, spread
-from tritune.plan import Protocol
+from tritune.load_plan import Protocol
 
 WARMUP_S = 1.0
 PLAIN = "plain Locust + tritonclient"

@@ -29,7 +29,7 @@ from benchmarks.processes import BenchmarkError, Group
 from benchmarks.served import Served, law_server
 from benchmarks.tables import Report, Table, median, number, order
 from loadgen.schedule import offsets_ns
-from tritune.plan import Arrivals, Driver
+from tritune.load_plan import Arrivals, Driver
 from tritune.window import Window
 
 LAWS = {

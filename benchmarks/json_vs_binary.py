@@ -32,7 +32,8 @@ from loadgen.payload import Payload, http_body, payloads
 from loadgen.samples import Status, read_stream
 from tritune import servers
 from tritune.errors import LoadTestError, TrituneError
-from tritune.plan import GeneratorPlan, LoadPlan, Signature, Wire
+from tritune.load_plan import GeneratorPlan, LoadPlan, Wire
+from tritune.plan import Signature
 from tritune.settings import Settings
 from tritune.triton import Triton
 

@@ -32,7 +32,7 @@ from loadgen.outcome import (
 from loadgen.payload import payloads
 from loadgen.samples import SAMPLES_FILE
 from tritune.errors import LoadTestError
-from tritune.plan import Driver, GeneratorPlan
+from tritune.load_plan import Driver, GeneratorPlan
 from tritune.settings import Settings
 
 __all__ = ["Child", "Live", "Outcome", "start"]

@@ -16,7 +16,8 @@ import numpy as np
 from loadgen.payload import DTYPES, HttpBody, Payload, Tensor, bytes_elements, grpc_message, http_body
 from loadgen.shared_memory import Layout, Place, layout
 from tritune.errors import InputError
-from tritune.plan import Compression, GeneratorPlan, LoadPlan, Signature, Wire
+from tritune.load_plan import Compression, GeneratorPlan, LoadPlan, Wire
+from tritune.plan import Signature
 
 NOT_IN_JSON = ("FP16", "BF16")
 

@@ -9,7 +9,7 @@ import socket
 import sys
 from pathlib import Path
 
-from tritune.plan import LoadPlan, Protocol
+from tritune.load_plan import LoadPlan, Protocol
 
 LOCUSTFILE = Path(__file__).resolve().parent / "locustfile.py"
 LOOPBACK = "127.0.0.1"

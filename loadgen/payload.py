@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tritune.errors import InputError
-from tritune.plan import LoadPlan, Signature, TensorSpec
+from tritune.load_plan import LoadPlan
+from tritune.plan import Signature, TensorSpec
 
 POOL_SIZE = 32
 POOL_BYTES = 128 * 2**20  # fewer payloads where they are large

@@ -45,7 +45,7 @@ from loadgen.payload import payloads, perf_analyzer_document
 from loadgen.profile_export import ProfileReader
 from loadgen.samples import SAMPLES_FILE, Samples, Status
 from tritune.errors import LoadTestError, TrituneError
-from tritune.plan import GeneratorPlan, LoadPlan, Protocol, SharedMemory, Wire
+from tritune.load_plan import GeneratorPlan, LoadPlan, Protocol, SharedMemory, Wire
 from tritune.settings import Settings
 
 NAME = "perf_analyzer"

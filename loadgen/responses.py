@@ -15,7 +15,8 @@ import numpy as np
 
 from loadgen.encoding import decompress
 from loadgen.payload import DTYPES, byte_size, bytes_elements
-from tritune.plan import LoadPlan, Signature
+from tritune.load_plan import LoadPlan
+from tritune.plan import Signature
 
 FLOATS = ("FP16", "FP32", "FP64")
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tritune.arrival_plan import Stage
-from tritune.plan import Arrivals, LoadPlan
+from tritune.load_plan import Arrivals, LoadPlan
 
 CHUNK = 4096
 

@@ -23,7 +23,8 @@ import numpy as np
 
 from loadgen.payload import Payload, byte_size
 from tritune.errors import LoadTestError, TrituneError
-from tritune.plan import Endpoints, GeneratorPlan, LoadPlan, SharedMemory, Signature, TensorSpec
+from tritune.load_plan import GeneratorPlan, LoadPlan, SharedMemory
+from tritune.plan import Endpoints, Signature, TensorSpec
 from tritune.triton import Triton
 
 MEMORY = Path("/dev/shm")

@@ -3,7 +3,8 @@
 import streamlit as st
 
 from tritune import ui
-from tritune.plan import Arrivals, Driver, JobKind, Protocol
+from tritune.load_plan import Arrivals, Driver, Protocol
+from tritune.plan import JobKind
 from tritune.ui import load_view, model_view, rate_view, results_view
 
 ui.frame("Load test", "Send requests to the configuration that is served now, and measure what comes back.")

@@ -16,7 +16,8 @@ import numpy as np
 from tritune.doubts import MeasurementWarning, as_served
 from tritune.errors import InputError
 from tritune.estimators import CountedDurations, rank
-from tritune.plan import Configuration, describe_arrivals, describe_load
+from tritune.load_plan import describe_arrivals, describe_load
+from tritune.plan import Configuration
 from tritune.window import NS_PER_MS, Window
 
 if TYPE_CHECKING:

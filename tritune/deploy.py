@@ -15,8 +15,9 @@ from typing import Any
 from loadgen import payload
 from tritune import model_config, onnx_model
 from tritune.errors import ConfigError, InputError, ServerDownError, ServerError, TritonRefusedError, TrituneError
+from tritune.load_plan import LoadPlan
 from tritune.model_config import ModelConfig
-from tritune.plan import Configuration, LoadPlan, Signature, TuneChange
+from tritune.plan import Configuration, Signature, TuneChange
 from tritune.repository import ModelRepository
 from tritune.triton import Triton
 

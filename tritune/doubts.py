@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from tritune.estimators import required_successes
-from tritune.plan import Configuration, Driver, LoadPlan
+from tritune.load_plan import Driver, LoadPlan
+from tritune.plan import Configuration
 
 SATURATED_CPU_PERCENT = 85.0
 """Generator CPU without spinning, in percent of one core per process: above it the generator queues by itself."""

@@ -16,8 +16,9 @@ from typing import Any
 
 from tritune import rate_report, search, trial
 from tritune.errors import LoadTestError
+from tritune.load_plan import LoadPlan
 from tritune.p99_limit import OPENING_CLIENTS, probe_of
-from tritune.plan import LoadPlan, TrialState
+from tritune.plan import TrialState
 from tritune.search import Ask, Board, RateGoal, Verdict
 from tritune.settings import Settings
 from tritune.store import Job, Store, Trial

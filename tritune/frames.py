@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tritune.analysis import configuration_key, ecdf, estimate, labels
-from tritune.plan import describe_load
+from tritune.load_plan import describe_load
 
 if TYPE_CHECKING:
     from loadgen.histogram import Tally

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tritune import worker
-from tritune.plan import JobKind, LoadPlan
+from tritune.load_plan import LoadPlan
+from tritune.plan import JobKind
 from tritune.settings import Settings
 from tritune.store import Job, Store
 

@@ -26,7 +26,8 @@ from tritune.estimators import (
     interval_of_rate,
     required_successes,
 )
-from tritune.plan import Configuration, Driver, LoadPlan
+from tritune.load_plan import Driver, LoadPlan
+from tritune.plan import Configuration
 from tritune.window import NS_PER_MS, NS_PER_S, RequestCounts, Window
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tritune import p99_limit
 from tritune.analysis import Number, significant
+from tritune.load_plan import LoadPlan
 from tritune.p99_limit import Judgement, Probe
-from tritune.plan import LoadPlan
 from tritune.search import Board, Outcome, RateGoal, Verdict
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any
 from tritune.arrival_plan import MAX_RATE_RPS
 from tritune.errors import InputError
 from tritune.estimators import required_successes
+from tritune.load_plan import Driver, LoadPlan
 from tritune.p99_limit import ATTEMPTS, Judgement, Probe, judge_rate
-from tritune.plan import Driver, LoadPlan
 
 OPENING_S = 3.0
 OPENING_WARMUP_S = 1.0

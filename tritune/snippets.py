@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from loadgen.payload import Payload, Tensor, http_body
 from tritune.errors import InputError
-from tritune.plan import Endpoints, Protocol
+from tritune.load_plan import Protocol
+from tritune.plan import Endpoints
 
 INLINE_ELEMENTS = 64
 _NO_JSON = ("FP16", "BF16")

@@ -19,7 +19,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tritune.errors import InputError, StoreError
-from tritune.plan import Configuration, JobKind, JobState, LoadPlan, TrialState
+from tritune.load_plan import LoadPlan
+from tritune.plan import Configuration, JobKind, JobState, TrialState
 from tritune.settings import SQLITE
 
 SCHEMA_VERSION = 1

@@ -34,7 +34,8 @@ from tritune.errors import (
     TrituneError,
     UnknownModelError,
 )
-from tritune.plan import Configuration, GeneratorPlan, JobState, LoadPlan, Signature, TrialState
+from tritune.load_plan import GeneratorPlan, LoadPlan
+from tritune.plan import Configuration, JobState, Signature, TrialState
 from tritune.repository import ModelRepository
 from tritune.settings import Settings
 from tritune.store import Job, Store

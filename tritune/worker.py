@@ -25,7 +25,8 @@ from typing import IO, Any
 import tritune
 from tritune import trial
 from tritune.errors import InputError, StoreError, TrituneError
-from tritune.plan import JobKind, JobState, LoadPlan, TuneChange
+from tritune.load_plan import LoadPlan
+from tritune.plan import JobKind, JobState, TuneChange
 from tritune.settings import Settings
 from tritune.store import Job, Store
 

@@ -25,7 +25,8 @@ from loadgen.outcome import PLAN_FILE
 from loadgen.users.leader import Leader
 from loadgen.users.member import Member
 from tritune.errors import TrituneError
-from tritune.plan import Arrivals, Endpoints, GeneratorPlan, LoadPlan, Protocol
+from tritune.load_plan import Arrivals, GeneratorPlan, LoadPlan, Protocol
+from tritune.plan import Endpoints
 
 logger = logging.getLogger(__name__)
 _BY_HAND_S = 24 * 3600.0

@@ -19,7 +19,7 @@ from loadgen.payload import HttpBody
 from loadgen.responses import ResponseCheck
 from loadgen.samples import Status
 from loadgen.users.wire import CLOSED_BEFORE, OK, Address, Answer, Connection, ConnectionFailed
-from tritune.plan import Compression
+from tritune.load_plan import Compression
 
 MAX_HEAD = 65536
 MAX_KNOWN_HEADS = 1024

@@ -35,7 +35,7 @@ from loadgen.samples import SAMPLES_FILE, Samples, Status
 from loadgen.schedule import planned_ns, share
 from loadgen.shared_memory import unregister
 from tritune.errors import LoadTestError
-from tritune.plan import GeneratorPlan
+from tritune.load_plan import GeneratorPlan
 
 LIVE_S = 1.0
 CHECK_S = 0.1

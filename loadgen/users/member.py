@@ -30,7 +30,7 @@ from loadgen.users.loops import ClosedLoop, OpenLoop
 from loadgen.users.statistics import StatisticsFeed
 from loadgen.users.wire import Connection, resolve, tls_context
 from tritune.errors import InputError, ServerDownError
-from tritune.plan import GeneratorPlan, Protocol
+from tritune.load_plan import GeneratorPlan, Protocol
 
 SHIP_S = 0.5  # with its own leader in the process: shipping costs about a millisecond
 SHIP_FAR_S = 0.1  # what a killed worker may lose

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tritune.errors import InputError, StoreError
-from tritune.plan import Configuration, JobKind, JobState, LoadPlan, TrialState
+from tritune.load_plan import LoadPlan
+from tritune.plan import Configuration, JobKind, JobState, TrialState
 from tritune.settings import Settings
 from tritune.store import Store, study_number, trial_number
 

@@ -17,7 +17,7 @@ from benchmarks.command import Options
 from benchmarks.laws import Law
 from benchmarks.processes import Group, children_of, group_of, processes_where
 from benchmarks.tables import TARGETS
-from tritune.plan import Protocol
+from tritune.load_plan import Protocol
 from tritune.triton import Triton
 
 ROOT = Path(__file__).resolve().parents[2]

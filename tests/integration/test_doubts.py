@@ -13,7 +13,8 @@ import pytest
 from loadgen import child
 from tritune import trial
 from tritune.doubts import WarningCode
-from tritune.plan import GeneratorPlan, JobKind, LoadPlan
+from tritune.load_plan import GeneratorPlan, LoadPlan
+from tritune.plan import JobKind
 from tritune.settings import Settings
 from tritune.store import Store
 from tritune.triton import Triton

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tritune import rate_report, worker
+from tritune.load_plan import LoadPlan
 from tritune.p99_limit import OPENING_CLIENTS
-from tritune.plan import JobKind, JobState, LoadPlan, TrialState
+from tritune.plan import JobKind, JobState, TrialState
 from tritune.search import RateGoal
 from tritune.settings import Settings
 from tritune.store import Job, Store

@@ -19,18 +19,8 @@ from loadgen import child
 from loadgen.outcome import Outcome
 from loadgen.samples import Samples, Status, read_stream
 from tritune.errors import LoadTestError
-from tritune.plan import (
-    Arrivals,
-    Compression,
-    Driver,
-    Endpoints,
-    GeneratorPlan,
-    LoadPlan,
-    Protocol,
-    SharedMemory,
-    Signature,
-    Wire,
-)
+from tritune.load_plan import Arrivals, Compression, Driver, GeneratorPlan, LoadPlan, Protocol, SharedMemory, Wire
+from tritune.plan import Endpoints, Signature
 from tritune.settings import ROOT
 from tritune.triton import Triton
 

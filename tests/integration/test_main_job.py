@@ -230,7 +230,7 @@ def test_a_nearly_full_disk_is_told_before_the_load_test_starts(
 
     from tritune import trial
     from tritune.errors import InputError
-    from tritune.plan import LoadPlan
+    from tritune.load_plan import LoadPlan
 
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**9, 10**9 - 1000, 1000))

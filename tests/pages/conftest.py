@@ -14,7 +14,8 @@ import pytest
 from loadgen.outcome import Outcome
 from loadgen.samples import Samples, write_parquet
 from tritune import measurement, rate_report, search
-from tritune.plan import Arrivals, Configuration, Endpoints, JobKind, JobState, LoadPlan, TrialState, TuneChange
+from tritune.load_plan import Arrivals, LoadPlan
+from tritune.plan import Configuration, Endpoints, JobKind, JobState, TrialState, TuneChange
 from tritune.settings import ROOT, Settings
 from tritune.store import Store
 from tritune.triton import StatisticsDifference

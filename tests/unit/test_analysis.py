@@ -13,7 +13,8 @@ from loadgen.samples import Samples, Status
 from tritune import analysis, frames
 from tritune.analysis import compare, configuration_key, configuration_keys, ecdf, labels, significant
 from tritune.errors import InputError
-from tritune.plan import Arrivals, Configuration, Driver, LoadPlan, TrialState
+from tritune.load_plan import Arrivals, Driver, LoadPlan
+from tritune.plan import Configuration, TrialState
 from tritune.store import Trial
 
 BATCHED = Configuration(

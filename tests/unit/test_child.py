@@ -34,7 +34,8 @@ from loadgen.samples import Samples, Status, read_stream
 from loadgen.schedule import planned_ns
 from tritune.arrival_plan import parse_stages
 from tritune.errors import InputError, LoadTestError
-from tritune.plan import Arrivals, Endpoints, GeneratorPlan, LoadPlan, Signature, TensorSpec
+from tritune.load_plan import Arrivals, GeneratorPlan, LoadPlan
+from tritune.plan import Endpoints, Signature, TensorSpec
 
 SIGNATURE = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),), 8)
 ROOT = Path(__file__).resolve().parents[2]

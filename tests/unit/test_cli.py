@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 
 from tritune import cli, worker
 from tritune.cli import measure
-from tritune.plan import JobKind, JobState, LoadPlan, TrialState
+from tritune.load_plan import LoadPlan
+from tritune.plan import JobKind, JobState, TrialState
 from tritune.settings import ROOT, Settings
 from tritune.store import Store
 

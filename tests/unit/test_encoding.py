@@ -16,7 +16,8 @@ from loadgen.payload import Tensor, payloads
 from loadgen.shared_memory import ALIGNMENT, layout
 from loadgen.users.http import http_requests
 from tritune.errors import InputError
-from tritune.plan import Compression, Endpoints, GeneratorPlan, LoadPlan, Signature, TensorSpec, Wire
+from tritune.load_plan import Compression, GeneratorPlan, LoadPlan, Wire
+from tritune.plan import Endpoints, Signature, TensorSpec
 
 TWO = Signature(
     (TensorSpec("x", "FP32", (3,)), TensorSpec("words", "BYTES", (2,))),

@@ -19,7 +19,8 @@ from loadgen.schedule import offsets_ns
 from loadgen.users.http import Head, HttpConnection, http_requests
 from loadgen.users.loops import ClosedLoop, OpenLoop
 from loadgen.users.wire import Connection, resolve, tls_context
-from tritune.plan import Arrivals, LoadPlan, Signature, TensorSpec
+from tritune.load_plan import Arrivals, LoadPlan
+from tritune.plan import Signature, TensorSpec
 
 SIGNATURE = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),), 8)
 

@@ -11,8 +11,9 @@ from typer.testing import CliRunner, Result
 
 from tritune import cli, find_rate, jobs, rate_report, trial
 from tritune.errors import LoadTestError
+from tritune.load_plan import LoadPlan
 from tritune.p99_limit import OPENING_CLIENTS
-from tritune.plan import JobKind, JobState, LoadPlan, TrialState
+from tritune.plan import JobKind, JobState, TrialState
 from tritune.search import RateGoal
 from tritune.settings import Settings
 from tritune.store import Store

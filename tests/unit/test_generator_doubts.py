@@ -13,8 +13,9 @@ from loadgen import child
 from loadgen.samples import read_stream
 from tritune import measurement
 from tritune.doubts import WarningCode
+from tritune.load_plan import GeneratorPlan, LoadPlan
 from tritune.measurement import Measurement
-from tritune.plan import Endpoints, GeneratorPlan, LoadPlan, Signature, TensorSpec
+from tritune.plan import Endpoints, Signature, TensorSpec
 
 SIGNATURE = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),), 8)
 Run = Callable[..., Measurement]

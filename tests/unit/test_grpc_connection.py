@@ -17,7 +17,8 @@ from loadgen.users.grpc import METHOD, GrpcConnection, answer_of, frame, grpc_re
 from loadgen.users.grpc_stream import STREAM_METHOD, GrpcStreamConnection, stream_messages
 from loadgen.users.loops import ClosedLoop
 from loadgen.users.wire import resolve
-from tritune.plan import LoadPlan, Signature, TensorSpec
+from tritune.load_plan import LoadPlan
+from tritune.plan import Signature, TensorSpec
 
 Behaviour = Callable[[bytes, grpc.ServicerContext], bytes]
 

@@ -10,7 +10,8 @@ import pytest
 
 from tritune import jobs, servers, worker
 from tritune.errors import InputError
-from tritune.plan import JobKind, JobState, LoadPlan, Signature, TensorSpec
+from tritune.load_plan import LoadPlan
+from tritune.plan import JobKind, JobState, Signature, TensorSpec
 from tritune.settings import Settings
 from tritune.store import Store
 

@@ -30,8 +30,9 @@ from tritune.estimators import (
     required_successes,
     slots_of,
 )
+from tritune.load_plan import Arrivals, Driver, LoadPlan
 from tritune.measurement import Measurement, measure
-from tritune.plan import Arrivals, Configuration, Driver, LoadPlan
+from tritune.plan import Configuration
 from tritune.triton import StatisticsDifference
 
 S = 1_000_000_000

@@ -13,7 +13,8 @@ import pytest
 
 from loadgen.payload import POOL_SIZE, grpc_message, http_body, payloads, perf_analyzer_document
 from tritune.errors import InputError
-from tritune.plan import LoadPlan, Signature, TensorSpec
+from tritune.load_plan import LoadPlan
+from tritune.plan import Signature, TensorSpec
 
 IMAGE = Signature((TensorSpec("INPUT__0", "FP32", (1, 28, 28)),), (TensorSpec("OUTPUT__0", "FP32", (10,)),), 16)
 

@@ -13,7 +13,8 @@ import pytest
 from loadgen import perf_analyzer
 from loadgen.profile_export import ProfileReader
 from tritune.errors import LoadTestError
-from tritune.plan import Arrivals, Driver, Endpoints, GeneratorPlan, LoadPlan, Protocol, Signature, TensorSpec
+from tritune.load_plan import Arrivals, Driver, GeneratorPlan, LoadPlan, Protocol
+from tritune.plan import Endpoints, Signature, TensorSpec
 from tritune.settings import Settings
 
 SIGNATURE = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (4,)),), 8)

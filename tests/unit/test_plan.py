@@ -9,22 +9,18 @@ import pytest
 
 from tritune.arrival_plan import Stage, describe_stages, parse_intervals, parse_stages
 from tritune.errors import InputError
-from tritune.plan import (
+from tritune.load_plan import (
     Arrivals,
     Compression,
-    Configuration,
     Driver,
-    Endpoints,
     GeneratorPlan,
     LoadPlan,
     Protocol,
     SharedMemory,
-    Signature,
-    TensorSpec,
-    TuneChange,
     Wire,
     describe_load,
 )
+from tritune.plan import Configuration, Endpoints, Signature, TensorSpec, TuneChange
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from loadgen.responses import ResponseCheck
-from tritune.plan import LoadPlan, Signature, TensorSpec
+from tritune.load_plan import LoadPlan
+from tritune.plan import Signature, TensorSpec
 
 SIGNATURE = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (3,)),), 8)
 

@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.schedule import offsets_ns, planned_ns, share
 from tritune.arrival_plan import parse_stages
-from tritune.plan import Arrivals, LoadPlan
+from tritune.load_plan import Arrivals, LoadPlan
 
 SECOND = 10**9
 RATED = [Arrivals.CONSTANT, Arrivals.POISSON]

@@ -15,7 +15,8 @@ import pytest
 from loadgen.payload import Tensor
 from tritune import snippets
 from tritune.errors import InputError
-from tritune.plan import Endpoints, Protocol
+from tritune.load_plan import Protocol
+from tritune.plan import Endpoints
 
 HERE = Endpoints("127.0.0.1:8000", "127.0.0.1:8001")
 PIXELS = np.linspace(0, 1, 784, dtype=np.float32).reshape(1, 1, 28, 28)

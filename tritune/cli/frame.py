@@ -21,10 +21,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from tritune.errors import InputError, TrituneError
-from tritune.plan import (
-    JobKind,
-    JobState,
-)
+from tritune.plan import JobKind, JobState
 from tritune.settings import Settings
 
 P = ParamSpec("P")

@@ -29,19 +29,8 @@ from tritune.cli.frame import (
     whole_numbers,
 )
 from tritune.errors import InputError
-from tritune.plan import (
-    Arrivals,
-    Compression,
-    Driver,
-    JobKind,
-    JobState,
-    LoadPlan,
-    Protocol,
-    SharedMemory,
-    TuneChange,
-    Wire,
-    describe_load,
-)
+from tritune.load_plan import Arrivals, Compression, Driver, LoadPlan, Protocol, SharedMemory, Wire, describe_load
+from tritune.plan import JobKind, JobState, TuneChange
 from tritune.settings import Settings
 
 # --- tune, load, compare ----------------------------------------------------------------------------------

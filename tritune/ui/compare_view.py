@@ -14,7 +14,7 @@ from loadgen import samples as sample_files
 from tritune import analysis, ui
 from tritune.analysis import Comparison
 from tritune.errors import TrituneError
-from tritune.plan import describe_load
+from tritune.load_plan import describe_load
 from tritune.store import Trial
 from tritune.ui import results_view, wording
 

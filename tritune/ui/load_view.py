@@ -11,7 +11,8 @@ import streamlit as st
 
 from tritune import charts, frames, jobs, ui
 from tritune.errors import InputError
-from tritune.plan import JobKind, JobState, LoadPlan, describe_load
+from tritune.load_plan import LoadPlan, describe_load
+from tritune.plan import JobKind, JobState
 from tritune.store import Job
 from tritune.ui import wording
 

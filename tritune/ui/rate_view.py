@@ -12,8 +12,9 @@ import streamlit as st
 
 from tritune import charts, frames, jobs, rate_report, ui
 from tritune.errors import InputError
+from tritune.load_plan import LoadPlan
 from tritune.p99_limit import OPENING_CLIENTS as OPENING_CLIENTS
-from tritune.plan import JobKind, JobState, LoadPlan
+from tritune.plan import JobKind, JobState
 from tritune.search import Outcome, RateGoal
 from tritune.store import Job
 from tritune.ui import load_view, wording

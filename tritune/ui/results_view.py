@@ -13,7 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from tritune import frames, p99_limit, ui
-from tritune.plan import describe_load
+from tritune.load_plan import describe_load
 from tritune.store import Trial
 from tritune.ui import wording
 

@@ -19,7 +19,8 @@ import streamlit as st
 from loadgen.payload import Payload, Tensor, payloads
 from tritune import digits, mnist, snippets, ui
 from tritune.errors import TritonRefusedError
-from tritune.plan import LoadPlan, Protocol, Signature
+from tritune.load_plan import LoadPlan, Protocol
+from tritune.plan import Signature
 from tritune.ui import wording
 from tritune.ui.load_view import parse_shapes
 
