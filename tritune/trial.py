@@ -303,7 +303,8 @@ def check_disk(settings: Settings, plan: LoadPlan) -> None:
     settings.results.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(settings.results).free
     rate = plan.rate_rps or ASSUMED_PEAK_RPS
-    needed = MIN_FREE_BYTES + int((plan.warmup_s + plan.duration_s) * rate * BYTES_PER_SAMPLE)
+    kept = min((plan.warmup_s + plan.duration_s) * rate, plan.max_raw_samples)
+    needed = MIN_FREE_BYTES + int(kept * BYTES_PER_SAMPLE)
     if free < needed:
         raise InputError(
             f"The disk under {settings.results} has {free / 1e6:.0f} MB free and this load test may need "
