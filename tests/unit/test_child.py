@@ -299,7 +299,7 @@ def test_a_killed_generator_is_one_sentence_and_leaves_no_process(
 def test_a_generator_whose_starter_is_gone_ends_by_itself(fake_server: Callable[..., Any], tmp_path: Path) -> None:
     plan = plan_for(fake_server("--law", "fixed:5").address, concurrency=2, duration_s=60)
     code = (
-        "import json, os, sys, time; from pathlib import Path; from loadgen import child; from tritune.plan import *\n"
+        "import json, os, sys, time; from pathlib import Path; from loadgen import child; from tritune.load_plan import GeneratorPlan\n"
         f"plan = GeneratorPlan.from_dict(json.loads({json.dumps(plan.to_dict())!r}))\n"
         f"made = child.start(plan, Path({str(tmp_path / 'run')!r}))\n"
         "while made.window() is None: time.sleep(0.02)\n"
@@ -334,8 +334,13 @@ def test_a_disk_that_fills_up_is_one_sentence_and_keeps_what_was_written(
     fake_server: Callable[..., Any], start: Callable[..., Child]
 ) -> None:
     made = start(plan_for(fake_server("--law", "fixed:1").address, concurrency=16, duration_s=60))
-    wait_for_load(made, 0.0)
-    resource.prlimit(made.pid, resource.RLIMIT_FSIZE, (60_000, 60_000))  # no file may grow beyond 60 kB
+    written = made.folder / "samples.arrow"
+    limit = time.monotonic() + 20
+    while not written.exists() or written.stat().st_size < 20_000:
+        assert time.monotonic() < limit, "no samples were written"
+        time.sleep(0.05)
+    size = written.stat().st_size + 1000  # no file may grow much beyond what is there
+    resource.prlimit(made.pid, resource.RLIMIT_FSIZE, (size, size))
     assert made.wait(30) == 1
     with pytest.raises(LoadTestError, match=r"could not be written to .*File too large.*Free some space"):
         made.outcome()
