@@ -121,7 +121,7 @@ def test_shared_memory_whose_owner_is_gone_is_given_back_too(triton: Triton, tmp
     plan = GeneratorPlan(load, triton.endpoints, triton.signature("double"))
     code = (
         "import json, os, signal, sys, time; from pathlib import Path; from loadgen import child\n"
-        "from tritune.plan import *\n"
+        "from tritune.load_plan import GeneratorPlan\n"
         f"plan = GeneratorPlan.from_dict(json.loads({json.dumps(plan.to_dict())!r}))\n"
         f"made = child.start(plan, Path({str(tmp_path / 'run')!r}))\n"
         "while made.window() is None: time.sleep(0.02)\n"

@@ -299,7 +299,8 @@ def test_a_killed_generator_is_one_sentence_and_leaves_no_process(
 def test_a_generator_whose_starter_is_gone_ends_by_itself(fake_server: Callable[..., Any], tmp_path: Path) -> None:
     plan = plan_for(fake_server("--law", "fixed:5").address, concurrency=2, duration_s=60)
     code = (
-        "import json, os, sys, time; from pathlib import Path; from loadgen import child; from tritune.load_plan import GeneratorPlan\n"
+        "import json, os, sys, time; from pathlib import Path\n"
+        "from loadgen import child; from tritune.load_plan import GeneratorPlan\n"
         f"plan = GeneratorPlan.from_dict(json.loads({json.dumps(plan.to_dict())!r}))\n"
         f"made = child.start(plan, Path({str(tmp_path / 'run')!r}))\n"
         "while made.window() is None: time.sleep(0.02)\n"
