@@ -79,25 +79,12 @@ class Applied:
         }
 
 
-def current_config(repository: ModelRepository, model: str) -> ModelConfig:
-    """The written configuration, or the one that Tritune would write where the folder has none.
-
-    Raises UnknownModelError, ConfigError (the file is not valid) and OnnxError.
-    """
-    entry = repository.entry(model)
-    if entry.has_config:
-        return repository.config(model)
-    if entry.onnx_path is None:
-        raise InputError(f"Model {model} has no version with a model.onnx. Publish one with `tritune model add`.")
-    return model_config.generate(onnx_model.inspect(entry.onnx_path), model)
-
-
 def preview(repository: ModelRepository, model: str, change: TuneChange) -> Preview:
     """What `change` would write, checked by Triton's rules; writes nothing.
 
     Raises InputError (or ConfigError) with the value, the limit and the next step where Triton would refuse it.
     """
-    asked = model_config.change(current_config(repository, model), change)
+    asked = model_config.change(repository.config(model), change)
     return _preview(repository, model, asked)
 
 
@@ -125,11 +112,13 @@ def restore(
     triton: Triton,
     repository: ModelRepository,
     model: str,
-    text: str,
+    text: str | None,
     progress: Progress = lambda text: None,
 ) -> Applied:
-    """Serve an earlier config.pbtxt again: what undo does."""
-    return apply(triton, repository, _preview(repository, model, model_config.parse(text)), progress)
+    """Serve an earlier config.pbtxt again: what undo does. `text` None: there was none, so what Triton made of that is
+    written out."""
+    asked = model_config.parse(text) if text is not None else repository.completed(model, None)
+    return apply(triton, repository, _preview(repository, model, asked), progress)
 
 
 def apply(

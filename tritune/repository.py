@@ -114,7 +114,10 @@ class ModelRepository:
         Without a config.pbtxt it is what auto-complete makes of the ONNX file. Raises UnknownModelError, ConfigError
         (with line, column and the right word) and, where there is nothing to complete it from, InputError.
         """
-        text = self.config_text(name)
+        return self.completed(name, self.config_text(name))
+
+    def completed(self, name: str, text: str | None) -> ModelConfig:
+        """What a config.pbtxt of this text, or none, means for the model. Raises as `config` does."""
         config = model_config.parse(text or "")
         onnx_path = self.entry(name).onnx_path
         if onnx_path is None:

@@ -190,6 +190,18 @@ def test_a_server_without_model_control_is_named_and_nothing_is_written(reposito
     assert repository.config_text("relu") == before
 
 
+def test_what_is_not_given_stays_as_it_is_also_where_no_config_was_written(tmp_path: Path) -> None:
+    repository = ModelRepository(tmp_path / "r")
+    repository.publish("relu", onnx_file(tmp_path / "relu.onnx"), None)
+    before = repository.config("relu").configuration
+    triton = FakeTriton.on(repository, serves="served")
+    applied = deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
+    assert applied.served.max_batch_size == before.max_batch_size == 4
+    back = deploy.restore(triton, repository, "relu", applied.before)
+    assert applied.before is None
+    assert back.served == before
+
+
 def test_undo_serves_the_earlier_text(repository: ModelRepository) -> None:
     triton = FakeTriton.on(repository)
     applied = deploy.tune(triton, repository, "relu", TuneChange(dynamic_batching=False))

@@ -35,8 +35,8 @@ def need_local(model: str) -> None:
 
 
 def written(model: str) -> Configuration:
-    """The configuration in config.pbtxt, or the one that Tritune would write."""
-    return deploy.current_config(ui.repository(), model).configuration
+    """The configuration in config.pbtxt, or what Triton makes of none."""
+    return ui.repository().config(model).configuration
 
 
 def key(model: str) -> str:
@@ -124,7 +124,7 @@ def needs_reload(model: str) -> bool:
     """Whether the server serves something else than what is written."""
     if (served := ui.served_config(model)) is None:
         return True
-    return bool(model_config.differences(deploy.current_config(ui.repository(), model), served))
+    return bool(model_config.differences(ui.repository().config(model), served))
 
 
 def can_undo(model: str) -> bool:
