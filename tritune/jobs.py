@@ -69,7 +69,5 @@ def check_load(settings: Settings, plan: LoadPlan) -> None:
     triton = servers.connect(settings)
     trial.check_model(settings, triton, plan)
     if triton.model_ready(plan.model):
-        signature = triton.signature(plan.model)
-        trial.check_batch(plan, signature)
-        payload.payloads(signature, plan, count=1)
+        payload.payloads(triton.signature(plan.model), plan, count=1)
     trial.check_disk(settings, plan)

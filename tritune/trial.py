@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import tritune
 from loadgen import child as generator
 from loadgen import samples as sample_files
+from loadgen.payload import payloads
 from tritune import deploy, measurement, model_config, servers
 from tritune.errors import (
     InputError,
@@ -56,7 +57,12 @@ class Context(Protocol):
     job: Job
     ended: threading.Event
 
-    def progress(self, text: str, fraction: float | None = None, **extra: Any) -> None: ...
+    def progress(self, text: str, fraction: float | None = None, **extra: Any) -> None:
+        """Raises Cancelled where the job should end."""
+
+
+class Cancelled(Exception):
+    """The job was asked to end."""
 
 
 class TrialEnded(Exception):
@@ -107,7 +113,7 @@ def run(
         context.progress(f"Loading {plan.model}")
         deploy.load(triton, repository, plan.model)
     signature = triton.signature(plan.model)
-    check_batch(plan, signature)
+    payloads(signature, plan, count=1)  # what no request can be made of is refused before it is recorded
     check_disk(settings, plan)
     served_config = triton.config(plan.model) if triton.has_model_config else None
     served = model_config.from_served(served_config).configuration if served_config else None
@@ -121,9 +127,9 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         measured, outcome = _measure(context, triton, plan, signature, folder, trial_id, asked, served)
         (folder / "served_config.json").write_text(json.dumps(served_config, indent=1))
-    except Stopped as stopped:
-        _give_up(store, trial_id, folder, TrialState.CANCELLED, provenance, stopped.reason)
-        raise TrialEnded(JobState.CANCELLED, stopped.reason, {"trial_id": trial_id}) from stopped
+    except Cancelled as cancelled:
+        _give_up(store, trial_id, folder, TrialState.CANCELLED, provenance, None)
+        raise TrialEnded(JobState.CANCELLED, None, {"trial_id": trial_id}) from cancelled
     except (TrituneError, OSError) as error:
         reason = _full_disk(error, settings) or str(error)
         _give_up(store, trial_id, folder, TrialState.FAILED, provenance, reason)
@@ -134,14 +140,6 @@ def run(
     provenance["generator_versions"] = dict(outcome.versions)
     store.finish_trial(trial_id, TrialState.FINISHED, measurement=measured.to_dict(), provenance=provenance)
     return {"trial_id": trial_id}
-
-
-class Stopped(Exception):
-    """The trial was cancelled."""
-
-    def __init__(self, reason: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def _measure(
@@ -162,7 +160,7 @@ def _measure(
         raise
     outcome = running.outcome()
     if context.ended.is_set() or outcome.cancelled:
-        raise Stopped
+        raise Cancelled
     context.progress("Computing percentiles and intervals", 1.0, trial_id=trial_id)
     stream = folder / "samples.arrow"
     samples = sample_files.read_stream(stream)
@@ -198,10 +196,8 @@ def _watch(
     limit = time.monotonic() + plan.warmup_s + plan.duration_s + plan.timeout_s + 60.0
     while running.poll() is None:
         if context.ended.is_set():
-            running.cancel()
-            raise Stopped
+            raise Cancelled
         if time.monotonic() > limit:
-            running.cancel()
             raise LoadTestError(
                 "The load generator did not end in time and was stopped. "
                 f"Its log is {running.folder / 'generator.log'}."
@@ -282,20 +278,6 @@ class _ServerWatch:
                 f"The server at {self._triton.endpoints.http} ended during the load test, so the trial failed. "
                 "Start it again with `tritune server start`; `tritune server logs` shows its last words."
             )
-
-
-def check_batch(plan: LoadPlan, signature: Signature) -> None:
-    """Raise InputError where a request would be larger than the model takes: Triton never splits one."""
-    limit = signature.max_batch_size
-    if limit == 0 and plan.batch > 1:
-        raise InputError(
-            f"batch={plan.batch} needs a model that batches, and {plan.model} has max_batch_size 0. Use batch 1."
-        )
-    if limit and plan.batch > limit:
-        raise InputError(
-            f"batch={plan.batch} is above the model's max_batch_size {limit}; Triton refuses larger requests and "
-            f"never splits them. Use a batch of at most {limit}, or tune max_batch_size first."
-        )
 
 
 def check_disk(settings: Settings, plan: LoadPlan) -> None:

@@ -52,10 +52,6 @@ def _fingerprint() -> float:
 _SOURCES = _fingerprint()
 
 
-class Cancelled(Exception):
-    """The job was asked to end."""
-
-
 class Context:
     """What a running job may use: settings, store, progress, and whether it should go on."""
 
@@ -70,14 +66,14 @@ class Context:
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def progress(self, text: str, fraction: float | None = None, **extra: Any) -> None:
-        """Say what is being done; raises Cancelled where the job should end."""
+        """Say what is being done; raises trial.Cancelled where the job should end."""
         self._progress = {"text": text, "fraction": fraction, **extra}
         self.check()
 
     def check(self) -> None:
-        """Raise Cancelled where the job should end."""
+        """Raise trial.Cancelled where the job should end."""
         if self.ended.is_set():
-            raise Cancelled
+            raise trial.Cancelled
 
     def _beat(self) -> None:
         while not self._stop_beating.is_set():
@@ -176,7 +172,7 @@ def _tune(context: Context) -> Mapping[str, Any]:
     triton = servers.connect(context.settings)
     if payload.get("undo"):
         last = last_tune(context.store, model)
-        if last is None or last.result is None or last.result.get("before") is None:
+        if last is None or last.result is None:
             raise InputError(f"There is no tune of {model} to undo. `tritune tune {model} …` makes one.")
         if repository.config_text(model) != last.result["after"]:
             raise InputError(
@@ -306,7 +302,7 @@ def _do(context: Context, stop: threading.Event) -> None:
         try:
             result = _JOBS[job.kind](context)
             state = JobState.FINISHED
-        except Cancelled:
+        except trial.Cancelled:
             state = JobState.FAILED if stop.is_set() else JobState.CANCELLED
             error = "The worker was stopped before this was done." if stop.is_set() else None
         except trial.TrialEnded as ended:
