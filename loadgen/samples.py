@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,12 +187,18 @@ def write_tally(tally: Tally, path: Path) -> None:
     """Write counts in the place of samples, under a temporary name first. Raises LoadTestError."""
     import pyarrow as pa
 
+    table = _tally_table(tally)
+    with _whole_file(path) as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is there with all that the block writes, or not at all. Raises LoadTestError."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
-            table = _tally_table(tally)
-            with pa.ipc.new_stream(file, table.schema) as stream:
-                stream.write_table(table)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -269,21 +276,13 @@ def write_parquet(samples: Samples | Tally, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            if isinstance(samples, Samples):
-                table, repeated = pa.Table.from_batches([_batch(samples)]), ["status", "worker"]
-            else:
-                table, repeated = _tally_table(samples), ["table"]
-            encodings = {name: "DELTA_BINARY_PACKED" for name in table.column_names if name not in repeated}
-            pq.write_table(table, file, compression="zstd", use_dictionary=repeated, column_encoding=encodings)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise _unwritable(path, error) from error
+    if isinstance(samples, Samples):
+        table, repeated = pa.Table.from_batches([_batch(samples)]), ["status", "worker"]
+    else:
+        table, repeated = _tally_table(samples), ["table"]
+    encodings = {name: "DELTA_BINARY_PACKED" for name in table.column_names if name not in repeated}
+    with _whole_file(path) as file:
+        pq.write_table(table, file, compression="zstd", use_dictionary=repeated, column_encoding=encodings)
 
 
 def read_parquet(path: Path) -> Samples | Tally:

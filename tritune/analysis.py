@@ -30,7 +30,6 @@ NO_VERDICT = (
     "change of the configuration. Whether their intervals overlap does not decide it either."
 )
 UNKNOWN_CONFIGURATION = "configuration not reported"
-EQUAL = "the same configuration"
 ECDF_POINTS = 2000
 ECDF_TAIL = 500
 

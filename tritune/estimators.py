@@ -188,12 +188,6 @@ class CountedDurations:
         return _intervals(self.counts.astype(np.float64), self.tops.astype(np.float64), quantiles, draws)
 
 
-def slots_of(times_ns: Int64, start_ns: int, end_ns: int, blocks: int) -> Int64:
-    """The slot (0 to 10 * blocks - 1) of each time inside [start_ns, end_ns)."""
-    slots = blocks * SLOTS_PER_BLOCK
-    return np.minimum((times_ns - start_ns) * slots // (end_ns - start_ns), slots - 1)
-
-
 def draw_blocks(blocks: int, rng: np.random.Generator) -> NDArray[np.float32]:
     """How often each replicate of a circular moving-block bootstrap (Politis & Romano 1992) draws each slot:
     shape (2000, 10 * blocks), each row summing to 10 * blocks."""

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tritune import deploy, mnist, model_config, onnx_model, servers
-from tritune.errors import InputError
-from tritune.plan import MODEL_NAME_PATTERN
 from tritune.repository import ModelRepository
 from tritune.settings import Settings
 
@@ -61,11 +59,7 @@ def add(settings: Settings, path: str | Path, name: str | None, *, progress: Pro
     file = Path(path)
     if name is None:
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", file.stem).strip(".-") or "model"
-    if not re.fullmatch(MODEL_NAME_PATTERN, name):
-        raise InputError(
-            f"{name!r} cannot be a model's name. Use up to 64 letters, digits, '_', '.' or '-', "
-            "beginning with a letter, a digit or '_'."
-        )
+    ModelRepository(settings.model_repo).check_name(name)
     progress(f"Checking {file.name}")
     model = onnx_model.check(file)
     if model.batchable:

@@ -24,9 +24,9 @@ from loadgen.users.wire import CLOSED_BEFORE, OK, Address, Answer, Connection, C
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-HEADER_TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 4, 5
+HEADER_TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW_SIZE = 1, 2, 4
 FRAME_SIZE = 16384  # what every server takes
 FIRST_WINDOW = 65535
 LARGEST_WINDOW = 2**31 - 1
@@ -130,6 +130,7 @@ class GrpcConnection(Connection):
     """One HTTP/2 connection with one stream at a time."""
 
     is_streaming = False
+    last_flag = END_STREAM  # of a request's last frame
 
     __slots__ = (
         "_block",
@@ -224,7 +225,7 @@ class GrpcConnection(Connection):
             part, self._rest = self._rest[:room], self._rest[room:]
             self._peer_window -= len(part)
             self._stream_window -= len(part)
-            self._write(frame(DATA, 0 if self._rest else END_STREAM, self._stream, part))
+            self._write(frame(DATA, 0 if self._rest else self.last_flag, self._stream, part))
 
     def receive(self) -> Answer | None:
         data = self._read()

@@ -53,6 +53,7 @@ class GrpcStreamConnection(GrpcConnection):
     """One HTTP/2 connection with one call that lasts; one request at a time."""
 
     is_streaming = True
+    last_flag = 0  # the stream goes on
 
     __slots__ = ("_call", "_parts", "_stream_consumed", "_want")
 
@@ -94,13 +95,6 @@ class GrpcStreamConnection(GrpcConnection):
             return
         self._rest = request.message
         self._send_rest()
-
-    def _send_rest(self) -> None:
-        while self._rest and (room := min(self._peer_window, self._stream_window, FRAME_SIZE)) > 0:
-            part, self._rest = self._rest[:room], self._rest[room:]
-            self._peer_window -= len(part)
-            self._stream_window -= len(part)
-            self._write(frame(DATA, 0, STREAM, part))
 
     def _data(self, payload: bytes, flags: int, stream: int) -> Answer | None:
         """Called for every DATA frame."""

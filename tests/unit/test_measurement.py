@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.histogram import BUCKETS, Tally, bucket_of, highest_of
+from loadgen.histogram import BUCKETS, SLOTS_PER_BLOCK, Tally, bucket_of, highest_of, part_of
 from loadgen.outcome import Outcome
 from loadgen.samples import Samples, Status, read_parquet, read_stream, write_parquet, write_tally
 from tritune.arrival_plan import Stage
@@ -28,7 +28,6 @@ from tritune.estimators import (
     intervals_of_quantiles,
     rank,
     required_successes,
-    slots_of,
 )
 from tritune.load_plan import Arrivals, Driver, LoadPlan
 from tritune.measurement import Measurement, measure
@@ -207,7 +206,7 @@ def coverage(trials: int, *, correlated: bool, seed: int = 0) -> tuple[float, fl
     for row in factor[:trials]:
         times, latency = one(row)
         draws = draw_blocks(BLOCKS, rng)
-        slots = slots_of(times, 0, 10 * S, BLOCKS)
+        slots = part_of(times, 0, 10 * S, BLOCKS * SLOTS_PER_BLOCK)
         low, high = interval_of_rate(np.bincount(slots, minlength=200), 10.0, draws)
         held[0] += low <= 200.0 <= high
         ((low, high),) = intervals_of_quantiles(Durations(latency, np.zeros(len(latency), bool)), slots, (0.99,), draws)
