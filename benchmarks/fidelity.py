@@ -3,9 +3,9 @@
     python -m benchmarks.fidelity [--rounds 3] [--duration 12] [--out FILE]
 
 The truth is the server's own log of its delays, applied to the seeded schedule (laws.truth_ns), not the law's
-parameter. Ours sends Poisson arrivals, perf_analyzer its default, constant ones (its Poisson schedules take it minutes
-to make); a plain Locust user knows no open loop, so its users pace themselves (constant_throughput). Ours reports as
-Tritune does; perf_analyzer's export goes through the same percentile code; plain Locust reports what its own CSV says.
+parameter. Ours sends Poisson arrivals, perf_analyzer its default, constant ones; a plain Locust user knows no open
+loop, so its users pace themselves (constant_throughput). Ours reports as Tritune does; perf_analyzer's export goes
+through the same percentile code; plain Locust reports what its own CSV says.
 The server has the last core for itself and never sleeps; the clients have the others. Its own error is in the last
 table.
 """
