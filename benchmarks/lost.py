@@ -31,7 +31,6 @@ LAW = "fixed:5"
 WARMUP_S = 0.5
 CONCURRENCY = 8
 RATE_RPS = 400.0
-CLOSED_WITHIN_NS = 300_000_000
 LOADS: dict[str, dict[str, Any]] = {"closed loop": {"concurrency": CONCURRENCY}, "open loop": {"rate_rps": RATE_RPS}}
 
 
@@ -52,10 +51,11 @@ class Loss:
         return self.living_answered - self.living_recorded
 
 
-def of_killed(log: ServerLog, killed_ns: int) -> NDArray[np.bool_]:
-    """Which rows came over the connections that the kernel closed when it ended the worker."""
-    at_the_kill = (log.closed_ns >= killed_ns) & (log.closed_ns < killed_ns + CLOSED_WITHIN_NS)
-    return at_the_kill[log.connection]
+def of_killed(log: ServerLog, killed_ns: int, end_ns: int) -> NDArray[np.bool_]:
+    """Which rows came over connections that were closed from the kill on and before the load ended: the kernel closed
+    them, since a living worker keeps its own to the end."""
+    by_the_kernel = (log.closed_ns >= killed_ns) & (log.closed_ns < end_ns)
+    return by_the_kernel[log.connection]
 
 
 def one(options: Options, name: str, *, kill: bool) -> Loss:
@@ -69,8 +69,8 @@ def one(options: Options, name: str, *, kill: bool) -> Loss:
                 middle = (start_ns + end_ns) / 2e9
                 time.sleep(max(0.0, middle - time.monotonic()))
                 workers = children_of(running.pid)
+                killed_ns = time.monotonic_ns()  # before the kill: the server may see it before we run again
                 os.kill(workers[-1], signal.SIGKILL)
-                killed_ns = time.monotonic_ns()
             samples, outcome = finished(running)
         log = read_log()
     arrived = samples.sent_ns >= 0
@@ -78,7 +78,7 @@ def one(options: Options, name: str, *, kill: bool) -> Loss:
     if not kill:
         count = int(np.count_nonzero(arrived))
         return Loss(name, kill, len(log), count, len(log), count, "; ".join(notes))
-    gone = of_killed(log, killed_ns)
+    gone = of_killed(log, killed_ns, end_ns)
     living = _living(samples, killed_ns)
     mine = arrived & (samples.worker == living)
     return Loss(
