@@ -28,6 +28,8 @@ class JobKind(StrEnum):
     TUNE = "tune"
     LOAD_TEST = "load_test"
     FIND_RATE = "find_rate"
+    SWEEP = "sweep"
+    IMPORT = "import"
 
 
 class JobState(StrEnum):

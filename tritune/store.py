@@ -23,7 +23,7 @@ from tritune.load_plan import LoadPlan
 from tritune.plan import Configuration, JobKind, JobState, TrialState
 from tritune.settings import SQLITE
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LOST_AFTER_S = 20.0
 MAX_ID = 2**31 - 1  # what a database's INTEGER holds
 
@@ -52,6 +52,7 @@ _jobs = sa.Table(
     sa.Column("created_at", sa.Float(53), nullable=False),
     sa.Column("started_at", sa.Float(53)),
     sa.Column("finished_at", sa.Float(53)),
+    sa.Column("notes", sa.JSON(none_as_null=True)),
     sqlite_autoincrement=True,
 )
 
@@ -73,8 +74,12 @@ _trials = sa.Table(
     sa.Column("error", sa.Text),
     sa.Column("created_at", sa.Float(53), nullable=False),
     sa.Column("finished_at", sa.Float(53)),
+    sa.Column("cell", sa.JSON(none_as_null=True)),
     sqlite_autoincrement=True,
 )
+
+_ADDED = {2: ((_jobs, "notes"), (_trials, "cell"))}
+"""The columns that each schema brought, all of them nullable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,27 @@ class Job:
     created_at: float
     started_at: float | None
     finished_at: float | None
+    notes: tuple[Mapping[str, Any], ...] = ()
+    """What happened on the way: {"code", "message", "at"}, kept whatever ends the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Where a trial stands in a study: its candidate and load by number, and what it is there for.
+
+    `role`: `measure`; `drift`: the round's first cell once more; `warm`: served alone, for the A/A of side by side.
+    """
+
+    candidate: int
+    load: int
+    role: str = "measure"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"candidate": self.candidate, "load": self.load, "role": self.role}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Cell:
+        return cls(int(document["candidate"]), int(document["load"]), str(document.get("role", "measure")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +139,7 @@ class Trial:
     finished_at: float | None
     round: int
     attempt: int
+    cell: Cell | None = None
 
     @property
     def load(self) -> dict[str, Any]:
@@ -130,6 +157,7 @@ class Trial:
             "load": self.load,
             "round": self.round,
             "attempt": self.attempt,
+            "cell": self.cell.to_dict() if self.cell else None,
             **(self.measurement or {}),
             "served_config": self.provenance.get("served_config"),
             "labels": dict(self.labels),
@@ -208,14 +236,29 @@ class Store:
         if self._engine.dialect.name == "sqlite":
             self._prepare_sqlite(parsed.database)
         with self._transaction() as connection:
-            _metadata.create_all(connection)
-            version = connection.scalar(sa.select(_meta.c.value).where(_meta.c.key == "schema"))
-            if version is None:
-                connection.execute(_meta.insert().values(key="schema", value=str(SCHEMA_VERSION)))
-            elif int(version) > SCHEMA_VERSION:
-                raise StoreError(
-                    f"The database has schema {version} and this Tritune knows {SCHEMA_VERSION}. Update Tritune."
-                )
+            self._prepare_schema(connection)
+
+    def _prepare_schema(self, connection: sa.Connection) -> None:
+        """Make the tables, or bring those of an earlier Tritune up to date. Two that do so at once both succeed."""
+        _metadata.create_all(connection)
+        version = connection.scalar(sa.select(_meta.c.value).where(_meta.c.key == "schema"))
+        if version is None:
+            connection.execute(_meta.insert().values(key="schema", value=str(SCHEMA_VERSION)))
+            return
+        if int(version) > SCHEMA_VERSION:
+            raise StoreError(
+                f"The database has schema {version} and this Tritune knows {SCHEMA_VERSION}. Update Tritune."
+            )
+        if int(version) == SCHEMA_VERSION:
+            return
+        # The first who writes holds the row (or the file) until the commit; the second then finds nothing left to do.
+        connection.execute(_meta.update().where(_meta.c.key == "schema").values(value=str(SCHEMA_VERSION)))
+        inspector = sa.inspect(connection)
+        for number in range(int(version) + 1, SCHEMA_VERSION + 1):
+            for table, name in _ADDED[number]:
+                if name not in {column["name"] for column in inspector.get_columns(table.name)}:
+                    kind = table.c[name].type.compile(self._engine.dialect)
+                    connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {name} {kind}"))
 
     def _prepare_sqlite(self, database: str | None) -> None:
         if database and database != ":memory:":
@@ -503,6 +546,7 @@ def _job(row: Any) -> Job:
         created_at=row.created_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
+        notes=tuple(row.notes or ()),
     )
 
 
@@ -523,4 +567,5 @@ def _trial(row: Any) -> Trial:
         finished_at=row.finished_at,
         round=row.round,
         attempt=row.attempt,
+        cell=Cell.from_dict(row.cell) if row.cell else None,
     )

@@ -56,6 +56,8 @@ KINDS: Mapping[JobKind, str] = {
     JobKind.TUNE: "Tune",
     JobKind.LOAD_TEST: "Load test",
     JobKind.FIND_RATE: "Rate search",
+    JobKind.SWEEP: "Study",
+    JobKind.IMPORT: "Import",
 }
 _BARS = (
     '<g fill="#17826F"><rect x="1" y="14" width="6" height="14" rx="2"/>'
