@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tritune import config_difference, model_rules, model_syntax, onnx_rules
+from tritune import config_difference, knobs, model_rules, model_syntax, onnx_rules
 from tritune.errors import ConfigError, InputError, ServerError
 from tritune.model_rules import ONNX_PLATFORM, Finding, config_type, enum_name, preferred_sizes, shape_text
 from tritune.plan import Configuration, Signature, TensorSpec, TuneChange
@@ -66,6 +66,7 @@ class ModelConfig:
             preferred_batch_size=() if preferred == (message.max_batch_size,) else preferred,
             max_queue_delay_microseconds=batching.max_queue_delay_microseconds,
             instance_count=sum(counts) if counts and all(counts) else None,
+            further=knobs.read(message),
         )
 
     @property
@@ -156,6 +157,7 @@ def change(config: ModelConfig, change: TuneChange) -> ModelConfig:
     if change.instance_count is not None:
         _set_instance_count(message, change.instance_count)
     _set_batching(message, change)
+    knobs.write(message, change.further)
     _refuse_preferred(message, change)
     known = {(finding.code, finding.seen) for finding in model_rules.rules(config.message)}
     for finding in model_rules.rules(message):
@@ -306,7 +308,7 @@ def _set_instance_count(message: Any, count: int) -> None:
 
 
 def _set_batching(message: Any, change: TuneChange) -> None:
-    knobs = change.preferred_batch_size is not None or change.max_queue_delay_microseconds is not None
+    batched = change.preferred_batch_size is not None or change.max_queue_delay_microseconds is not None
     if change.dynamic_batching is False:
         if not (message.input and message.output):
             raise InputError(
@@ -315,7 +317,7 @@ def _set_batching(message: Any, change: TuneChange) -> None:
             )
         message.ClearField("dynamic_batching")
         return
-    if not knobs and not change.dynamic_batching:
+    if not batched and not change.dynamic_batching:
         return
     scheduler = message.WhichOneof("scheduling_choice")
     if scheduler not in (None, "dynamic_batching"):

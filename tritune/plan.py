@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tritune import knobs
 from tritune.errors import InputError
+from tritune.knobs import Scalar
 
 MODEL_NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
@@ -162,7 +164,8 @@ class Configuration:
     """The knobs of one served model, flat, in Triton's names: what is compared with what.
 
     `instance_count` None: Triton's own default. `preferred_batch_size` and `max_queue_delay_microseconds`
-    count only where `dynamic_batching` is on.
+    count only where `dynamic_batching` is on. `further` holds the knobs beyond the five (knobs.KNOBS) that are set, as
+    sorted pairs; `to_dict` puts them beside the five.
     """
 
     max_batch_size: int
@@ -170,9 +173,14 @@ class Configuration:
     preferred_batch_size: tuple[int, ...] = ()
     max_queue_delay_microseconds: int = 0
     instance_count: int | None = None
+    further: tuple[tuple[str, Scalar], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "further", tuple(sorted((str(name), value) for name, value in self.further)))
 
     def to_dict(self) -> dict[str, Any]:
         return {
+            **dict(self.further),
             "preferred_batch_size": list(self.preferred_batch_size),
             "max_queue_delay_microseconds": self.max_queue_delay_microseconds,
             "max_batch_size": self.max_batch_size,
@@ -189,6 +197,11 @@ class Configuration:
             preferred_batch_size=tuple(int(size) for size in document.get("preferred_batch_size") or ()),
             max_queue_delay_microseconds=int(document.get("max_queue_delay_microseconds") or 0),
             instance_count=None if count is None else int(count),
+            further=tuple(
+                (name, value)
+                for name, value in document.items()
+                if name not in cls.__slots__ and isinstance(value, bool | int | float | str)
+            ),
         )
 
     def describe(self) -> str:
@@ -202,12 +215,13 @@ class Configuration:
             parts.append(f"delay {self.max_queue_delay_microseconds} µs")
         if self.instance_count is not None:
             parts.append(f"{self.instance_count} instance{'s' if self.instance_count != 1 else ''}")
+        parts += [knobs.describe(name, value) for name, value in self.further if (name, value) not in knobs.PLAIN]
         return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class TuneChange:
-    """A change of a configuration; None leaves the knob as it is.
+    """A change of a configuration; None leaves the knob as it is. In `further` (knobs.KNOBS) None takes the knob out.
 
     `preferred_batch_size` () removes the preferred sizes. Setting a batching knob switches dynamic batching on
     unless `dynamic_batching` is False. Raises InputError for a value that no model could take.
@@ -218,8 +232,13 @@ class TuneChange:
     max_batch_size: int | None = None
     instance_count: int | None = None
     dynamic_batching: bool | None = None
+    further: Mapping[str, Scalar | None] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        for name, value in self.further.items():
+            knobs.knob(name)
+            if value is not None:
+                knobs.check(name, value)
         for size in self.preferred_batch_size or ():
             whole("preferred_batch_size", size, 1, 2**31 - 1, "Use sizes that clients can fill, such as 4,8.")
         if self.max_queue_delay_microseconds is not None:
@@ -230,8 +249,8 @@ class TuneChange:
             whole("max_batch_size", self.max_batch_size, 0, 2**31 - 1, "Use 0 for a model without a batch dimension.")
         if self.instance_count is not None:
             whole("instances", self.instance_count, 1, 256, "Each instance loads the model once more.")
-        knobs = self.preferred_batch_size or self.max_queue_delay_microseconds
-        if self.dynamic_batching is False and knobs:
+        batched = self.preferred_batch_size or self.max_queue_delay_microseconds
+        if self.dynamic_batching is False and batched:
             raise InputError(
                 "preferred_batch_size and max_queue_delay_us need dynamic batching, which this change switches off. "
                 "Leave one of the two out."
@@ -239,10 +258,12 @@ class TuneChange:
 
     @property
     def is_empty(self) -> bool:
-        return all(getattr(self, name) is None for name in self.__slots__)
+        return all(getattr(self, name) is None for name in self.__slots__ if name != "further") and not self.further
 
     def to_dict(self) -> dict[str, Any]:
-        document = {name: getattr(self, name) for name in self.__slots__}
+        document = {name: getattr(self, name) for name in self.__slots__ if name != "further"}
+        if self.further:
+            document["further"] = dict(self.further)
         if self.preferred_batch_size is not None:
             document["preferred_batch_size"] = list(self.preferred_batch_size)
         return document
@@ -256,4 +277,5 @@ class TuneChange:
             max_batch_size=document.get("max_batch_size"),
             instance_count=document.get("instance_count"),
             dynamic_batching=document.get("dynamic_batching"),
+            further=dict(document.get("further") or {}),
         )
