@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,7 @@ from tritune.triton import Triton
 
 PROBE_LEAD_S = 0.3
 PROBE_PAUSE_S = 0.05
+MAX_WARM = 64
 
 Progress = Callable[[str], None]
 
@@ -200,6 +202,38 @@ def load(triton: Triton, repository: ModelRepository, model: str) -> Configurati
     if not triton.model_ready(model):
         raise TritonRefusedError(f"Triton answered the load of {model} and does not serve it.")
     return model_config.from_served(triton.config(model)).configuration
+
+
+def serve(triton: Triton, model: str, config: ModelConfig) -> tuple[str, ...]:
+    """Serve a model of the server's repository with this configuration, whatever its config.pbtxt says, which stays as
+    it is; returns what is served otherwise than asked.
+
+    Raises TritonRefusedError with Triton's reason (the model is then served as before), ServerDownError.
+    """
+    from google.protobuf import json_format
+
+    triton.load(model, config=json_format.MessageToJson(config.message, preserving_proto_field_name=True))
+    return model_config.differences(config, model_config.from_served(triton.config(model)))
+
+
+def warm(triton: Triton, model: str, plan: LoadPlan, progress: Progress = lambda text: None) -> None:
+    """Send batches of every size that a load can form, to each instance, so that none is seen first while measured.
+
+    Raises ServerDownError; a request that the server refuses is left to the load test, which counts it.
+    """
+    signature = triton.signature(model)
+    in_flight = plan.batch * (plan.concurrency or plan.max_connections)
+    largest = max(min(signature.max_batch_size, in_flight, MAX_WARM), 1)
+    groups = triton.config(model).get("instance_group") or () if triton.has_model_config else ()
+    instances = min(max(sum(int(group.get("count") or 1) for group in groups), 1), MAX_WARM)
+    for size in range(1, largest + 1):
+        progress(f"Warming {model} up: batch {size} of {largest}")
+        (first,) = payload.payloads(signature, replace(plan, model=model, batch=size), count=1)
+        body = payload.http_body(first)
+        headers = {"Inference-Header-Content-Length": str(body.json_length)}
+        with ThreadPoolExecutor(instances) as pool:
+            for answered in [pool.submit(triton.infer, model, body.body, headers) for _ in range(instances)]:
+                answered.result()
 
 
 class _Probe(threading.Thread):

@@ -8,7 +8,6 @@ Belongs here: asking, running, telling. Never: which rate comes next (search), h
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +19,7 @@ from tritune.load_plan import LoadPlan
 from tritune.p99_limit import OPENING_CLIENTS, probe_of
 from tritune.plan import TrialState
 from tritune.search import Ask, Board, RateGoal, Verdict
-from tritune.settings import Settings
-from tritune.store import Job, Store, Trial
+from tritune.store import Store, Trial
 
 RETRIES = 1
 """How often in a row a probe is made again whose generator failed."""
@@ -48,7 +46,7 @@ def run(
         numbers = _numbers(context.store.trials(study_id=study), step)
         try:
             trial.run(
-                _Probing(context, Board(goal, probes), step),
+                _probing(context, Board(goal, probes), step),
                 _probe_plan(plan, step),
                 labels=labels,
                 note=note,
@@ -92,21 +90,8 @@ def _require_answers(first: Trial) -> None:
     raise LoadTestError(f"Not one request of the closed loop that the search begins with was answered. {told}")
 
 
-class _Probing:
-    """A job's context as one probe sees it: what it says becomes the search's progress."""
-
-    def __init__(self, context: trial.Context, board: Board, step: Ask) -> None:
-        self.settings: Settings = context.settings
-        self.store: Store = context.store
-        self.job: Job = context.job
-        self.ended: threading.Event = context.ended
-        self._tell = context.progress
-        self._done, self._left = len(board.probes), board.probes_left()
-        at = f"{step.rate_rps:,g}/s" if step.rate_rps is not None else f"{OPENING_CLIENTS} clients"
-        self._head = f"Probe {self._done + 1}, {at}"
-
-    def progress(self, text: str, fraction: float | None = None, **extra: Any) -> None:
-        """Say what the probe does; its live figures go under `probe`."""
-        share = (self._done + (fraction or 0.0)) / (self._done + self._left)
-        live = extra.pop("live", None)
-        self._tell(f"{self._head}: {text[:1].lower()}{text[1:]}", min(share, 1.0), probe=live, **extra)
+def _probing(context: trial.Context, board: Board, step: Ask) -> trial.Part:
+    """The context of one probe."""
+    done, left = len(board.probes), board.probes_left()
+    at = f"{step.rate_rps:,g}/s" if step.rate_rps is not None else f"{OPENING_CLIENTS} clients"
+    return trial.Part(context, f"Probe {done + 1}, {at}", lambda fraction: (done + fraction) / (done + left))

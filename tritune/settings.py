@@ -1,13 +1,17 @@
 """Paths and TRITUNE_* environment variables, in one place.
 
-Belongs here: where things lie. Never: reading or writing them.
+Belongs here: where things lie, and the installation's name. Never: reading or writing them otherwise.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from tritune.errors import InputError
@@ -26,6 +30,23 @@ def _path(variable: str, text: str) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{variable}={text} is not a path ({reason}). Unset it or name a folder.") from error
     return path
+
+
+@lru_cache(maxsize=32)
+def _home(results: Path) -> str:
+    """What `results/installation` says, written whole by whoever comes first; without rights there, the path's hash."""
+    path = results / "installation"
+    with suppress(OSError):
+        if not path.exists():
+            results.mkdir(parents=True, exist_ok=True)
+            draft = results / f".installation.{secrets.token_hex(8)}"
+            draft.write_text(draft.suffix[1:])
+            with suppress(FileExistsError):
+                path.hardlink_to(draft)
+            draft.unlink()
+        if name := path.read_text().strip()[:64]:
+            return name
+    return hashlib.sha256(str(results).encode()).hexdigest()[:16]
 
 
 def _database_url(text: str) -> str:
@@ -86,6 +107,11 @@ class Settings:
             "TRITUNE_EMBEDDED_ENV": str(self.embedded_env),
         }
         return variables | ({"TRITUNE_MNIST_DIR": str(self.mnist_dir)} if self.mnist_dir else {})
+
+    @property
+    def home(self) -> str:
+        """The name of this installation in a database that several share: the same for all who see this folder."""
+        return _home(self.results)
 
     @property
     def server_file(self) -> Path:

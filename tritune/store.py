@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,65 +20,13 @@ import sqlalchemy as sa
 from tritune.errors import InputError, StoreError
 from tritune.load_plan import LoadPlan
 from tritune.plan import Configuration, JobKind, JobState, TrialState
-from tritune.settings import SQLITE
+from tritune.settings import Settings
+from tritune.store_tables import jobs as _jobs
+from tritune.store_tables import open_engine, prepare, sentence, shown
+from tritune.store_tables import trials as _trials
 
-SCHEMA_VERSION = 2
 LOST_AFTER_S = 20.0
 MAX_ID = 2**31 - 1  # what a database's INTEGER holds
-
-_metadata = sa.MetaData()
-
-_meta = sa.Table(
-    "meta",
-    _metadata,
-    sa.Column("key", sa.String(64), primary_key=True),
-    sa.Column("value", sa.String(255), nullable=False),
-)
-
-_jobs = sa.Table(
-    "jobs",
-    _metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("kind", sa.String(32), nullable=False),
-    sa.Column("payload", sa.JSON, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False, index=True),
-    sa.Column("progress", sa.JSON, nullable=False),
-    sa.Column("result", sa.JSON(none_as_null=True)),
-    sa.Column("error", sa.Text),
-    sa.Column("cancel_requested", sa.Boolean, nullable=False, default=False),
-    sa.Column("worker", sa.String(128)),
-    sa.Column("heartbeat_at", sa.Float(53)),
-    sa.Column("created_at", sa.Float(53), nullable=False),
-    sa.Column("started_at", sa.Float(53)),
-    sa.Column("finished_at", sa.Float(53)),
-    sa.Column("notes", sa.JSON(none_as_null=True)),
-    sqlite_autoincrement=True,
-)
-
-_trials = sa.Table(
-    "trials",
-    _metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("job_id", sa.Integer, sa.ForeignKey("jobs.id"), nullable=False, index=True),
-    sa.Column("round", sa.Integer, nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("model", sa.String(64), nullable=False, index=True),
-    sa.Column("configuration", sa.JSON(none_as_null=True)),
-    sa.Column("plan", sa.JSON, nullable=False),
-    sa.Column("labels", sa.JSON, nullable=False),
-    sa.Column("note", sa.Text, nullable=False),
-    sa.Column("measurement", sa.JSON(none_as_null=True)),
-    sa.Column("provenance", sa.JSON, nullable=False),
-    sa.Column("error", sa.Text),
-    sa.Column("created_at", sa.Float(53), nullable=False),
-    sa.Column("finished_at", sa.Float(53)),
-    sa.Column("cell", sa.JSON(none_as_null=True)),
-    sqlite_autoincrement=True,
-)
-
-_ADDED = {2: ((_jobs, "notes"), (_trials, "cell"))}
-"""The columns that each schema brought, all of them nullable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,92 +137,21 @@ def _row_number(name: str, kind: str, rule: str) -> int:
     return int(digits)
 
 
-def _parsed(url: str) -> sa.URL:
-    """The address. All that follows sqlite:/// is a path, also what would be a query elsewhere (`a folder?`)."""
-    if url.startswith(SQLITE):
-        return sa.URL.create("sqlite", database=url.removeprefix(SQLITE))
-    parsed = sa.engine.make_url(url)
-    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername in ("postgres", "postgresql") else parsed
-
-
-def _shown(url: sa.URL) -> str:
-    return f"{SQLITE}{url.database}" if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
-
-
-def _sentence(error: sa.exc.SQLAlchemyError, url: sa.URL) -> str:
-    where = _shown(url)
-    text = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-    if "full" in text and "disk" in text:
-        return f"The disk under {where} is full. Free some space; everything that was finished is kept."
-    if "locked" in text:
-        return f"The database {where} stayed locked. End other programs that hold it and try again."
-    if "readonly" in text or "unable to open" in text:
-        return f"The database {where} cannot be written. Check the folder's rights or set TRITUNE_RESULTS."
-    if "malformed" in text or "not a database" in text:
-        return f"The file behind {where} is not a Tritune database. Move it away or set TRITUNE_DATABASE_URL."
-    return f"The database {where} could not be used: {text}. Check TRITUNE_DATABASE_URL and that it is running."
-
-
 class Store:
     """The contract of jobs and trials, the same on SQLite and PostgreSQL.
 
-    `clock` gives unix seconds. Every method may raise StoreError, and InputError for an unknown id.
+    `home` names the installation: several may share a database, each with its own worker and server, and a job is done
+    where it was asked for. `clock` gives unix seconds. Every method may raise StoreError, and InputError for an unknown
+    id.
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, url: str, *, home: str | None = None, clock: Callable[[], float] = time.time) -> None:
         self.url = url
+        self.home = home
         self._clock = clock
-        try:
-            parsed = _parsed(url)
-            self._engine = sa.create_engine(parsed, pool_pre_ping=not parsed.drivername.startswith("sqlite"))
-        except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
-            raise StoreError(
-                f"TRITUNE_DATABASE_URL={url!r} is not a usable address: {error}. "
-                "Use sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE."
-            ) from error
-        if self._engine.dialect.name == "sqlite":
-            self._prepare_sqlite(parsed.database)
+        self._engine = open_engine(url)
         with self._transaction() as connection:
-            self._prepare_schema(connection)
-
-    def _prepare_schema(self, connection: sa.Connection) -> None:
-        """Make the tables, or bring those of an earlier Tritune up to date. Two that do so at once both succeed."""
-        _metadata.create_all(connection)
-        version = connection.scalar(sa.select(_meta.c.value).where(_meta.c.key == "schema"))
-        if version is None:
-            connection.execute(_meta.insert().values(key="schema", value=str(SCHEMA_VERSION)))
-            return
-        if int(version) > SCHEMA_VERSION:
-            raise StoreError(
-                f"The database has schema {version} and this Tritune knows {SCHEMA_VERSION}. Update Tritune."
-            )
-        if int(version) == SCHEMA_VERSION:
-            return
-        # The first who writes holds the row (or the file) until the commit; the second then finds nothing left to do.
-        connection.execute(_meta.update().where(_meta.c.key == "schema").values(value=str(SCHEMA_VERSION)))
-        inspector = sa.inspect(connection)
-        for number in range(int(version) + 1, SCHEMA_VERSION + 1):
-            for table, name in _ADDED[number]:
-                if name not in {column["name"] for column in inspector.get_columns(table.name)}:
-                    kind = table.c[name].type.compile(self._engine.dialect)
-                    connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {name} {kind}"))
-
-    def _prepare_sqlite(self, database: str | None) -> None:
-        if database and database != ":memory:":
-            try:
-                Path(database).parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StoreError(
-                    f"The folder of {database} cannot be made: {error.strerror}. Set TRITUNE_RESULTS to another."
-                ) from error
-
-        def pragmas(connection: Any, _record: Any) -> None:
-            cursor = connection.cursor()
-            for pragma in ("busy_timeout=15000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-                cursor.execute(f"PRAGMA {pragma}")
-            cursor.close()
-
-        sa.event.listen(self._engine, "connect", pragmas)
+            prepare(connection)
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
@@ -283,13 +159,18 @@ class Store:
             with self._engine.begin() as connection:
                 yield connection
         except sa.exc.SQLAlchemyError as error:
-            raise StoreError(_sentence(error, self._engine.url)) from error
+            raise StoreError(sentence(error, self._engine.url)) from error
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             # What a damaged file, another program or another version of Tritune left in a row.
             raise StoreError(
-                f"A row of {_shown(self._engine.url)} cannot be read ({type(error).__name__}: {error}). Use the "
+                f"A row of {shown(self._engine.url)} cannot be read ({type(error).__name__}: {error}). Use the "
                 "Tritune that wrote it, or move the database away."
             ) from error
+
+    @classmethod
+    def of(cls, settings: Settings) -> Store:
+        """The store of an installation."""
+        return cls(settings.database_url, home=settings.home)
 
     def close(self) -> None:
         """Give the connections back. The store can still be used afterwards."""
@@ -310,6 +191,7 @@ class Store:
                     progress={"text": "Waiting for the worker", "fraction": None},
                     cancel_requested=False,
                     created_at=self._clock(),
+                    home=self.home,
                 )
             )
             return int(inserted.scalar_one())
@@ -352,12 +234,13 @@ class Store:
             )
 
     def claim(self, worker: str) -> Job | None:
-        """Take the oldest waiting job, or None. Two workers never get the same one."""
+        """Take the oldest waiting job of this home, or None. Two workers never get the same one."""
         now = self._clock()
+        ours = self._ours()
         while True:
             with self._transaction() as connection:
                 job_id = connection.scalar(
-                    sa.select(sa.func.min(_jobs.c.id)).where(_jobs.c.state == str(JobState.WAITING))
+                    sa.select(sa.func.min(_jobs.c.id)).where(_jobs.c.state == str(JobState.WAITING), ours)
                 )
                 if job_id is None:
                     return None
@@ -369,6 +252,10 @@ class Store:
                 )
             if claimed.rowcount:
                 return self.job(job_id)
+
+    def _ours(self) -> sa.ColumnElement[bool]:
+        """Jobs that were asked for here, or by a Tritune that knew no homes."""
+        return sa.true() if self.home is None else (_jobs.c.home == self.home) | _jobs.c.home.is_(None)
 
     def heartbeat(self, job_id: int, worker: str, progress: Mapping[str, Any] | None = None) -> bool:
         """Say that the job is alive; returns whether it should go on (False: cancelled, or no longer ours)."""
@@ -405,12 +292,14 @@ class Store:
         return bool(done.rowcount)
 
     def fail_lost(self, *, older_than_s: float = LOST_AFTER_S, reason: str = "worker lost") -> tuple[int, ...]:
-        """End the running jobs (and their trials) whose heartbeat is older; returns their ids.
+        """End the running jobs of this home (and their trials) whose heartbeat is older; returns their ids.
 
-        `older_than_s` 0 ends all of them: for the worker that has just won the installation's lock.
+        `older_than_s` 0 ends all of them: for the worker that has just won the installation's lock. A study is
+        interrupted and can be resumed; anything else has failed.
         """
         limit = self._clock() - older_than_s
-        stale = (_jobs.c.state == str(JobState.RUNNING)) & (_jobs.c.heartbeat_at <= limit)
+        stale = (_jobs.c.state == str(JobState.RUNNING)) & (_jobs.c.heartbeat_at <= limit) & self._ours()
+        is_study = _jobs.c.kind == str(JobKind.SWEEP)
         with self._transaction() as connection:
             lost = tuple(connection.scalars(sa.select(_jobs.c.id).where(stale)))
             if lost:
@@ -422,11 +311,169 @@ class Store:
                 connection.execute(
                     _jobs.update()
                     .where(_jobs.c.id.in_(lost), stale)
-                    .values(state=str(JobState.FAILED), error=reason, finished_at=self._clock())
+                    .values(
+                        state=sa.case((is_study, str(JobState.INTERRUPTED)), else_=str(JobState.FAILED)),
+                        error=reason,
+                        finished_at=self._clock(),
+                    )
                 )
         return lost
 
+    def requeue_job(self, job_id: int) -> bool:
+        """Let an ended job wait again, here; returns False where it has not ended. What it did is kept."""
+        self.job(job_id)
+        ended = [str(state) for state in JobState if state.is_final]
+        with self._transaction() as connection:
+            done = connection.execute(
+                _jobs.update()
+                .where(_jobs.c.id == job_id, _jobs.c.state.in_(ended))
+                .values(
+                    state=str(JobState.WAITING),
+                    progress={"text": "Waiting for the worker", "fraction": None},
+                    cancel_requested=False,
+                    error=None,
+                    finished_at=None,
+                    home=self.home,
+                )
+            )
+        return bool(done.rowcount)
+
+    def note_job(self, job_id: int, code: str, message: str, **more: Any) -> None:
+        """Keep what happened to a job, whatever ends its worker. Only the worker of a running job adds notes."""
+        note = {"code": code, "message": message, "at": self._clock(), **more}
+        with self._transaction() as connection:
+            notes = connection.scalar(sa.select(_jobs.c.notes).where(_jobs.c.id == job_id)) or []
+            connection.execute(_jobs.update().where(_jobs.c.id == job_id).values(notes=[*notes, note]))
+
+    def change_payload(self, job_id: int, payload: Mapping[str, Any]) -> None:
+        """Write what a running job has learned and needs again when it is resumed."""
+        with self._transaction() as connection:
+            connection.execute(_jobs.update().where(_jobs.c.id == job_id).values(payload=dict(payload)))
+
+    def insert_ended_job(
+        self, kind: JobKind, payload: Mapping[str, Any], *, created_at: float, result: Mapping[str, Any] | None = None
+    ) -> int:
+        """Record work that was done elsewhere: an import. Returns the job's id."""
+        with self._transaction() as connection:
+            inserted = connection.execute(
+                _jobs.insert()
+                .returning(_jobs.c.id)
+                .values(
+                    kind=str(kind),
+                    payload=dict(payload),
+                    state=str(JobState.FINISHED),
+                    progress={},
+                    result=dict(result) if result is not None else None,
+                    cancel_requested=False,
+                    created_at=created_at,
+                    finished_at=self._clock(),
+                    home=self.home,
+                )
+            )
+            return int(inserted.scalar_one())
+
+    def delete_job(self, job_id: int) -> tuple[str, ...]:
+        """Forget a job that has ended, with its trials; returns their ids. Raises InputError while it is not over."""
+        if not self.job(job_id).state.is_final:
+            raise InputError(f"s{job_id} is not over. Cancel it first: `tritune study cancel s{job_id}`.")
+        with self._transaction() as connection:
+            numbers = tuple(connection.scalars(sa.select(_trials.c.id).where(_trials.c.job_id == job_id)))
+            connection.execute(_trials.delete().where(_trials.c.job_id == job_id))
+            connection.execute(_jobs.delete().where(_jobs.c.id == job_id))
+        return tuple(f"t{number}" for number in numbers)
+
     # --- trials ---------------------------------------------------------------------------------------
+
+    def insert_trials(self, job_id: int, rows: Sequence[tuple[LoadPlan, Configuration, Cell, int, int]]) -> None:
+        """Insert a round's waiting trials, all or none: (plan, configuration, cell, round, attempt) each, in the order
+        in which they are to be measured."""
+        values = [
+            {
+                "job_id": job_id,
+                "round": round,
+                "attempt": attempt,
+                "state": str(TrialState.WAITING),
+                "model": plan.model,
+                "configuration": configuration.to_dict(),
+                "plan": plan.to_dict(),
+                "labels": {},
+                "note": "",
+                "provenance": {},
+                "created_at": self._clock(),
+                "cell": cell.to_dict(),
+            }
+            for plan, configuration, cell, round, attempt in rows
+        ]
+        if values:
+            with self._transaction() as connection:
+                connection.execute(_trials.insert(), values)
+
+    def insert_finished_trial(
+        self,
+        job_id: int,
+        plan: LoadPlan,
+        *,
+        configuration: Configuration | None,
+        measurement: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        labels: Mapping[str, str],
+        note: str,
+        created_at: float,
+        cell: Cell | None = None,
+        round: int = 1,
+        attempt: int = 1,
+    ) -> str:
+        """Record a trial that was measured elsewhere: an import. Returns its id."""
+        with self._transaction() as connection:
+            inserted = connection.execute(
+                _trials.insert()
+                .returning(_trials.c.id)
+                .values(
+                    job_id=job_id,
+                    round=round,
+                    attempt=attempt,
+                    state=str(TrialState.FINISHED),
+                    model=plan.model,
+                    configuration=configuration.to_dict() if configuration else None,
+                    plan=plan.to_dict(),
+                    labels=dict(labels),
+                    note=note,
+                    measurement=dict(measurement),
+                    provenance=dict(provenance),
+                    created_at=created_at,
+                    finished_at=created_at,
+                    cell=cell.to_dict() if cell else None,
+                )
+            )
+            return f"t{inserted.scalar_one()}"
+
+    def claim_trial(self, trial_id: str) -> bool:
+        """Take a waiting trial; returns False where it does not wait any more."""
+        with self._transaction() as connection:
+            claimed = connection.execute(
+                _trials.update()
+                .where(_trials.c.id == trial_number(trial_id), _trials.c.state == str(TrialState.WAITING))
+                .values(state=str(TrialState.RUNNING), created_at=self._clock())
+            )
+        return bool(claimed.rowcount)
+
+    def set_configuration(self, trial_id: str, configuration: Configuration | None) -> None:
+        """What the server served when a running trial began."""
+        with self._transaction() as connection:
+            connection.execute(
+                _trials.update()
+                .where(_trials.c.id == trial_number(trial_id), _trials.c.state == str(TrialState.RUNNING))
+                .values(configuration=configuration.to_dict() if configuration else None)
+            )
+
+    def end_waiting_trials(self, job_id: int, *, reason: str | None = None) -> None:
+        """Cancel the trials of a job that still wait."""
+        with self._transaction() as connection:
+            connection.execute(
+                _trials.update()
+                .where(_trials.c.job_id == job_id, _trials.c.state == str(TrialState.WAITING))
+                .values(state=str(TrialState.CANCELLED), error=reason, finished_at=self._clock())
+            )
 
     def start_trial(
         self,

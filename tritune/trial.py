@@ -16,8 +16,8 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,10 +96,45 @@ def check_model(settings: Settings, triton: Triton, plan: LoadPlan) -> None:
     )
 
 
+class Part:
+    """A job's context as one of its trials sees it: what the trial says becomes the job's progress."""
+
+    def __init__(self, context: Context, head: str, share: Callable[[float], float], **more: Any) -> None:
+        """`head` begins every text; `share` turns the trial's fraction into the job's; `more` goes with every one."""
+        self.settings: Settings = context.settings
+        self.store: Store = context.store
+        self.job: Job = context.job
+        self.ended: threading.Event = context.ended
+        self._tell, self._head, self._share, self._more = context.progress, head, share, more
+
+    def progress(self, text: str, fraction: float | None = None, **extra: Any) -> None:
+        """Say what the trial does; its live figures go under `probe`."""
+        live = extra.pop("live", None)
+        said = f"{self._head}: {text[:1].lower()}{text[1:]}"
+        self._tell(said, min(self._share(fraction or 0.0), 1.0), probe=live, **self._more, **extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A trial that is recorded already and running: its id, the configuration that it is about, and the name under
+    which the server serves that."""
+
+    trial_id: str
+    asked: Configuration
+    served_as: str
+
+
 def run(
-    context: Context, plan: LoadPlan, *, labels: Mapping[str, str], note: str, round: int = 1, attempt: int = 1
+    context: Context,
+    plan: LoadPlan,
+    *,
+    labels: Mapping[str, str],
+    note: str,
+    round: int = 1,
+    attempt: int = 1,
+    row: Row | None = None,
 ) -> Mapping[str, Any]:
-    """Measure once and store it as this round and attempt of the job's study; returns {"trial_id"}.
+    """Measure once and store it as this round and attempt of the job's study (or in `row`); returns {"trial_id"}.
 
     Raises InputError or ServerError before anything is recorded, TrialEnded for a trial that was recorded and
     was cancelled or failed.
@@ -107,25 +142,31 @@ def run(
     settings, store = context.settings, context.store
     context.progress("Looking at the server")
     triton = servers.connect(settings)
-    check_model(settings, triton, plan)
     repository = ModelRepository(settings.model_repo)
-    if not triton.model_ready(plan.model):
-        context.progress(f"Loading {plan.model}")
-        deploy.load(triton, repository, plan.model)
-    signature = triton.signature(plan.model)
+    served_as = row.served_as if row else plan.model
+    if row is None:
+        check_model(settings, triton, plan)
+        if not triton.model_ready(plan.model):
+            context.progress(f"Loading {plan.model}")
+            deploy.load(triton, repository, plan.model)
+    signature = triton.signature(served_as)
     payloads(signature, plan, count=1)  # what no request can be made of is refused before it is recorded
     check_disk(settings, plan)
-    served_config = triton.config(plan.model) if triton.has_model_config else None
+    served_config = triton.config(served_as) if triton.has_model_config else None
     served = model_config.from_served(served_config).configuration if served_config else None
-    asked = _asked(repository, plan.model)
-    trial_id = store.start_trial(
-        context.job.id, plan, configuration=served, labels=labels, note=note, round=round, attempt=attempt
-    )
+    asked = row.asked if row else _asked(repository, plan.model)
+    if row is None:
+        trial_id = store.start_trial(
+            context.job.id, plan, configuration=served, labels=labels, note=note, round=round, attempt=attempt
+        )
+    else:
+        trial_id = row.trial_id
     folder = settings.trials / trial_id
     provenance = _provenance(settings, triton, repository, plan.model, served_config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        measured, outcome = _measure(context, triton, plan, signature, folder, trial_id, asked, served)
+        on_wire = replace(plan, model=served_as)
+        measured, outcome = _measure(context, triton, on_wire, signature, folder, trial_id, asked, served)
         (folder / "served_config.json").write_text(json.dumps(served_config, indent=1))
     except Cancelled as cancelled:
         _give_up(store, trial_id, folder, TrialState.CANCELLED, provenance, None)

@@ -44,7 +44,8 @@ _CODE = re.compile(r"(?:Internal|Invalid argument|Unavailable|Not found|Unsuppor
 class Triton:
     """A client for one server; keeps its connections alive and may be used from several threads.
 
-    `before_load` is called with a model's name before every load and raises where it must not be loaded;
+    `before_load` is called with a model's name and given configuration before every load and raises where it must not
+    be loaded;
     `reason_of` is called after a refused load with the name and gives the server log's words, if it has any;
     `path_shown` is (the path that the server knows the repository by, the path that people know).
     `can_control` False: it is known not to let models be loaded, whatever its metadata say.
@@ -52,7 +53,7 @@ class Triton:
 
     endpoints: Endpoints
     timeout_s: float = TIMEOUT_S
-    before_load: Callable[[str], None] | None = None
+    before_load: Callable[[str, str | None], None] | None = None
     reason_of: Callable[[str], str | None] | None = None
     path_shown: tuple[str, str] | None = None
     can_control: bool = True
@@ -161,17 +162,20 @@ class Triton:
 
         return Signature(specs("inputs"), specs("outputs"), 0)
 
-    def load(self, name: str, timeout_s: float = LOAD_TIMEOUT_S) -> None:
-        """Load or reload a model and wait until it is ready.
+    def load(self, name: str, timeout_s: float = LOAD_TIMEOUT_S, *, config: str | None = None) -> None:
+        """Load or reload a model and wait until it is ready; `config` (JSON) instead of its config.pbtxt, which stays
+        as it is. Triton keeps such a configuration until the file changes or another one is given.
 
-        Raises InputError for a name that must not reach Triton's shell, TritonRefusedError with Triton's reason.
+        Raises InputError for a name or a configuration that must not reach Triton's shell, TritonRefusedError with
+        Triton's reason.
         """
         check_model_name(name)
         if self.before_load:
-            self.before_load(name)
+            self.before_load(name, config)
+        body = {} if config is None else {"parameters": {"config": config}}
         try:
             self._json(
-                "POST", f"/v2/repository/models/{quote(name)}/load", {}, what=f"load {name}", timeout_s=timeout_s
+                "POST", f"/v2/repository/models/{quote(name)}/load", body, what=f"load {name}", timeout_s=timeout_s
             )
         except TritonRefusedError as error:
             if "polling is enabled" in error.reason:

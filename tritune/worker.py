@@ -246,7 +246,7 @@ def run(settings: Settings, *, service: bool = False, idle_exit_s: float = IDLE_
         if lock is None:
             return False
         with lock:
-            store = Store(settings.database_url)
+            store = Store.of(settings)
             for job_id in store.fail_lost(older_than_s=0.0, reason=LOST):
                 log.warning("job %s was running when its worker ended", job_id)
             is_newest = _work(settings, store, stop, current, service, idle_exit_s)

@@ -238,7 +238,7 @@ def test_a_server_without_explicit_control_is_told_apart(triton: Triton, answers
 
 
 def test_a_load_is_looked_at_before_it_is_asked_for(address: str, answers: Answers) -> None:
-    def refuse(name: str) -> None:
+    def refuse(name: str, config: str | None) -> None:
         raise InputError(f"{name} is not to be loaded.")
 
     with Triton(Endpoints(address), before_load=refuse) as client, pytest.raises(InputError, match="not to be loaded"):

@@ -183,7 +183,7 @@ def run_job(kind: JobKind, payload: Mapping[str, Any]) -> tuple[Any, Any]:
     from tritune.store import Store
 
     settings = Settings.from_env()
-    store = Store(settings.database_url)
+    store = Store.of(settings)
     return jobs.run_and_wait(settings, store, kind, payload, say), store
 
 

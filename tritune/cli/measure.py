@@ -284,7 +284,7 @@ def compare(
     from tritune import analysis
     from tritune.store import Store
 
-    store = Store(Settings.from_env().database_url)
+    store = Store.of(Settings.from_env())
     chosen = [store.trial(trial_id) for trial_id in trials]
     comparison = analysis.compare(chosen, store.trial(baseline).trial_id if baseline else chosen[0].trial_id)
     show(
@@ -304,7 +304,7 @@ def study_list(
     from tritune import rate_report
     from tritune.store import Store
 
-    store = Store(Settings.from_env().database_url)
+    store = Store.of(Settings.from_env())
     rows: list[dict[str, Any]] = []
     for job in store.jobs([JobKind.LOAD_TEST, JobKind.FIND_RATE], limit=limit):
         plan = LoadPlan.from_dict(job.payload["plan"])
@@ -338,7 +338,7 @@ def study_show(study_id: str, as_json: Json = False) -> None:
     from tritune import rate_report
     from tritune.store import Store, study_number
 
-    store = Store(Settings.from_env().database_url)
+    store = Store.of(Settings.from_env())
     job = store.job(study_number(study_id))
     made = store.trials(study_id=f"s{job.id}")
     trials = [trial.to_dict() for trial in made]
@@ -357,6 +357,6 @@ def study_cancel(study_id: str, as_json: Json = False) -> None:
     """Cancel a load test that waits or runs."""
     from tritune.store import Store, study_number
 
-    store = Store(Settings.from_env().database_url)
+    store = Store.of(Settings.from_env())
     store.request_cancel(study_number(study_id))
     show({"study_id": study_id, "cancel_requested": True}, as_json, f"{study_id} is asked to end.")

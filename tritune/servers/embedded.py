@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tritune import model_syntax
 from tritune.errors import InputError, ServerError, TrituneError
@@ -298,11 +299,15 @@ def connect(settings: Settings, known: ServerRecord) -> Triton:
     """A client that checks a model's folder before every load and knows the log's reasons."""
     load_began_at = 0
 
-    def before(name: str) -> None:
+    def before(name: str, config: str | None) -> None:
         nonlocal load_began_at
         with contextlib.suppress(OSError):
             load_began_at = settings.server_log.stat().st_size
-        check_loadable(settings.model_repo, name)
+        check_model_name(name)
+        if config is None:
+            check_loadable(settings.model_repo, name)
+        else:
+            check_given(config, name)
 
     def reason(name: str) -> str | None:
         for line in reversed(_read_log(settings, load_began_at).splitlines()):
@@ -343,16 +348,31 @@ def check_loadable(repository: Path, name: str) -> None:
                 "says where it is wrong."
             ) from error
         return
+    _check_words(config, str(path))
+
+
+def check_given(text: str, name: str) -> None:
+    """As `check_loadable`, for a configuration (JSON) that is given with the load instead of the file."""
+    from google.protobuf import json_format
+
+    try:
+        config = json_format.Parse(text, model_syntax.protobuf().ModelConfig())
+    except json_format.ParseError as error:
+        raise InputError(f"The configuration for {name} is not one that Triton reads: {error}.") from error
+    _check_words(config, f"the configuration given for {name}")
+
+
+def _check_words(config: Any, where: str) -> None:
     names = [("default_model_filename", config.default_model_filename), ("runtime", config.runtime)]
     names += [("instance_group.name", group.name) for group in config.instance_group]
     for field, value in names:
         if value and not re.fullmatch(MODEL_NAME_PATTERN, value):
             raise InputError(
-                f"{field} {value!r} in {path} is not allowed: Triton would hand it to a shell. Use letters, digits, "
+                f"{field} {value!r} in {where} is not allowed: Triton would hand it to a shell. Use letters, digits, "
                 "'_', '-' and '.'."
             )
     if "EXECUTION_ENV_PATH" in config.parameters:
         raise InputError(
-            f"The parameter EXECUTION_ENV_PATH in {path} is not allowed: the embedded Triton runs the Python of "
+            f"The parameter EXECUTION_ENV_PATH in {where} is not allowed: the embedded Triton runs the Python of "
             ".triton/ only. Remove it."
         )

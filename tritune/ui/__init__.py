@@ -290,13 +290,13 @@ def settings() -> Settings:
 
 
 @st.cache_resource(show_spinner=False, on_release=Store.close)
-def _store(url: str) -> Store:
-    return Store(url)
+def _store(url: str, home: str) -> Store:
+    return Store(url, home=home)
 
 
 def store() -> Store:
     """The store of jobs and trials."""
-    return _store(settings().database_url)
+    return _store(settings().database_url, settings().home)
 
 
 def _revision() -> str:
