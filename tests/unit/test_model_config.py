@@ -506,7 +506,7 @@ SERVED = {
 class TestServed:
     def test_the_served_configuration_reads_flat(self) -> None:
         served = model_config.from_served(SERVED)
-        assert served.configuration == Configuration(16, True, (), 700, 2)
+        assert served.configuration == Configuration(16, True, (), 700, 2, (("instance_kind", "KIND_CPU"),))
         assert served.signature.inputs == (TensorSpec("x", "FP32", (4,)),)
 
     def test_what_triton_fills_in_is_no_difference(self) -> None:
