@@ -28,6 +28,7 @@ __all__ = [
     "ensure",
     "logs",
     "remote",
+    "restart",
     "start",
     "status",
     "stop",
@@ -101,6 +102,18 @@ def ensure(
                 say(f"The server at {now.endpoints.http} is attached; `tritune server stop` lets it go.")
             return now, False
         return embedded.start(settings, port_base=port_base, progress=say), True
+
+
+def restart(settings: Settings, *, progress: Progress | None = None) -> ServerStatus:
+    """Start this installation's server anew where it has ended: the same kind, at the same ports if they are free.
+
+    Raises ServerError where it does not come up, and for one that is only attached to.
+    """
+    known = record.read(settings)
+    if known is None:
+        return start(settings, progress=progress)
+    port_base = int(known.endpoints.http.rpartition(":")[2])
+    return start(settings, known.kind, port_base=port_base, progress=progress)
 
 
 def attach(
