@@ -8,15 +8,16 @@ AutoCompleteBackendFields).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from tritune.model_rules import enum_name, preferred_sizes
+from tritune.model_rules import enum_name, preferred_sizes, shape_text
 
 _FILLED_BY_TRITON = ("name", "platform", "backend", "runtime", "default_model_filename", "instance_group")
 _SEQUENCE_IDLE_US = 1_000_000
 
 
-def differences(asked: Any, served: Any) -> tuple[str, ...]:
+def differences(asked: Any, served: Any, versions: Sequence[int] | None = None) -> tuple[str, ...]:
     """One sentence for each difference between two messages; see `model_config.differences`."""
     mine, theirs = _normalised(asked), _normalised(served)
     found = []
@@ -30,6 +31,11 @@ def differences(asked: Any, served: Any) -> tuple[str, ...]:
                 continue
         elif field.name == "dynamic_batching":
             found.extend(_batching_differences(mine, theirs))
+            continue
+        elif field.name == "version_policy" and versions:
+            if not _picks(mine.version_policy, versions):
+                loaded = ", ".join(str(version) for version in versions)
+                found.append(f"version_policy: asked {_short(mine, field.name)}, served version {loaded}")
             continue
         elif _has(mine, field.name) == _has(theirs, field.name) and wanted == given:
             continue
@@ -57,6 +63,18 @@ def _normalised(message: Any) -> Any:
         if not getattr(copy, name).ByteSize():
             copy.ClearField(name)
     return copy
+
+
+def _picks(policy: Any, versions: Sequence[int]) -> bool:
+    """Whether these served versions are what the policy picks, as far as they tell.
+
+    Triton goes on reporting the policy that a version was loaded under, so what is served is the better witness.
+    """
+    if policy.HasField("specific"):
+        return set(policy.specific.versions) == set(versions)
+    if policy.HasField("all"):
+        return True
+    return len(versions) <= max(int(policy.latest.num_versions), 1)
 
 
 def _has(message: Any, name: str) -> bool:
@@ -100,8 +118,13 @@ def _batching_differences(mine: Any, theirs: Any) -> list[str]:
 
 
 def _instance_differences(mine: Any, theirs: Any) -> list[str]:
-    """Instances per kind, where the counts were asked for; KIND_AUTO is whatever the server chose."""
-    asked = [(enum_name(group, "kind"), group.count) for group in mine.instance_group if group.count > 0]
+    """Instances per kind, where kinds or counts were asked for; KIND_AUTO is whatever the server chose, and so is a
+    count of 0."""
+    asked = [
+        (enum_name(group, "kind"), group.count)
+        for group in mine.instance_group
+        if group.count > 0 or enum_name(group, "kind") != "KIND_AUTO"
+    ]
     given = [(enum_name(group, "kind"), group.count) for group in theirs.instance_group]
     if not asked or not given:
         return []
@@ -109,10 +132,18 @@ def _instance_differences(mine: Any, theirs: Any) -> list[str]:
     for kind, count in asked:
         if (kind, count) in given:
             continue
-        match = next((entry for entry in free if kind in ("KIND_AUTO", entry[0]) and entry[1] == count), None)
+        match = next(
+            (entry for entry in free if kind in ("KIND_AUTO", entry[0]) and (count <= 0 or entry[1] == count)), None
+        )
         if match is None:
             served = ", ".join(f"{kind} × {count}" for kind, count in given)
-            wanted = ", ".join(f"{kind} × {count}" for kind, count in asked).replace("KIND_AUTO × ", "")
+            wanted = ", ".join(f"{kind} × {count}" if count > 0 else kind for kind, count in asked)
+            wanted = wanted.replace("KIND_AUTO × ", "")
             return [f"instance_group: asked {wanted}, served {served}"]
         free.remove(match)
+    wanted_gpus, given_gpus = (
+        sorted({gpu for group in side.instance_group for gpu in group.gpus}) for side in (mine, theirs)
+    )
+    if wanted_gpus and wanted_gpus != given_gpus:
+        return [f"instance_group: asked gpus {shape_text(wanted_gpus)}, served gpus {shape_text(given_gpus)}"]
     return []

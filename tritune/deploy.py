@@ -49,7 +49,8 @@ class Applied:
 
     `reload_ms`: how long Triton's load call took. `stall_ms`: the longest gap between two replies that one
     back-to-back probe saw around the reload; None with `stall_reason` where nothing was served before.
-    `differences`: what the server reports otherwise than asked; empty when verified.
+    `differences`: what the server reports otherwise than asked; empty when verified. `memory`: what a reload without a
+    stall (switch.py) needed, where it was one and the server runs on this machine.
     """
 
     model: str
@@ -91,8 +92,9 @@ def preview(repository: ModelRepository, model: str, change: TuneChange) -> Prev
 
 
 def _preview(repository: ModelRepository, model: str, asked: ModelConfig) -> Preview:
-    entry = repository.entry(model)
-    onnx = onnx_model.inspect(entry.onnx_path) if entry.onnx_path is not None else None
+    served_version = dict(asked.configuration.further).get("model_version")
+    path = repository.onnx_path(model, served_version if isinstance(served_version, int) else None)
+    onnx = onnx_model.inspect(path) if path is not None else None
     for finding in model_config.findings(asked, onnx, model):
         if finding.severity == "error":
             raise ConfigError(f"{finding.seen}: {finding.cause} {finding.fix}")
@@ -166,7 +168,7 @@ def apply(
         stall_ms=probe.longest_gap_ms() if probe is not None else None,
         stall_reason=probe.reason if probe is not None else "The model was not served before.",
         served=served.configuration,
-        differences=model_config.differences(wanted.after, served),
+        differences=differences(triton, model, wanted.after, served),
     )
 
 
@@ -213,7 +215,20 @@ def serve(triton: Triton, model: str, config: ModelConfig) -> tuple[str, ...]:
     from google.protobuf import json_format
 
     triton.load(model, config=json_format.MessageToJson(config.message, preserving_proto_field_name=True))
-    return model_config.differences(config, model_config.from_served(triton.config(model)))
+    served = model_config.from_served(triton.config(model))
+    return differences(triton, model, config, served)
+
+
+def differences(triton: Triton, model: str, asked: ModelConfig, served: ModelConfig) -> tuple[str, ...]:
+    """What is served otherwise than asked, one sentence each. Raises ServerError.
+
+    A change of the version policy alone reloads nothing where it picks the version that is loaded already, and Triton
+    then reports the old policy: there the loaded versions decide.
+    """
+    found = model_config.differences(asked, served)
+    if not any(sentence.startswith("version_policy:") for sentence in found):
+        return found
+    return model_config.differences(asked, served, triton.versions(model))
 
 
 def warm(triton: Triton, model: str, plan: LoadPlan, progress: Progress = lambda text: None) -> None:

@@ -7,11 +7,11 @@ deploy), the single rules (model_rules, onnx_rules), the text format (model_synt
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tritune import config_difference, knobs, model_rules, model_syntax, onnx_rules
+from tritune import config_difference, knob_rules, knobs, model_rules, model_syntax, onnx_rules
 from tritune.errors import ConfigError, InputError, ServerError
 from tritune.model_rules import ONNX_PLATFORM, Finding, config_type, enum_name, preferred_sizes, shape_text
 from tritune.plan import Configuration, Signature, TensorSpec, TuneChange
@@ -152,23 +152,25 @@ def change(config: ModelConfig, change: TuneChange) -> ModelConfig:
     where Triton would refuse the result, with the value, the limit and the next step.
     """
     message = _copy(config.message)
+    dims_before = [list(tensor.dims) for tensor in message.input]
     if change.max_batch_size is not None and change.max_batch_size != message.max_batch_size:
         _set_max_batch_size(message, change.max_batch_size)
     if change.instance_count is not None:
         _set_instance_count(message, change.instance_count)
     _set_batching(message, change)
-    knobs.write(message, change.further)
+    _set_further(message, change, dims_before)
     _refuse_preferred(message, change)
-    known = {(finding.code, finding.seen) for finding in model_rules.rules(config.message)}
-    for finding in model_rules.rules(message):
-        if finding.severity == "error" and (finding.code, finding.seen) not in known:
+    known = {(finding.code, finding.seen) for finding in _rules(config.message)}
+    for finding in _rules(message):
+        refused = finding.severity == "error" or (change.further and finding.code in knob_rules.REFUSED_WHEN_ASKED)
+        if refused and (finding.code, finding.seen) not in known:
             raise InputError(finding.sentence())
     return ModelConfig(message)
 
 
 def findings(config: ModelConfig, model: OnnxModel | None, name: str | None) -> tuple[Finding, ...]:
     """What Triton would refuse or do otherwise, errors first. `name`: the model's folder, None where unknown."""
-    found = list(model_rules.rules(config.message, name, has_onnx=model is not None))
+    found = [*model_rules.rules(config.message, name, has_onnx=model is not None), *knob_rules.rules(config.message)]
     if model is not None:
         found.extend(onnx_rules.rules(config.message, model))
     order = ("error", "warning", "info")
@@ -201,13 +203,15 @@ def diff(before: str, after: str) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def differences(asked: ModelConfig, served: ModelConfig) -> tuple[str, ...]:
+def differences(asked: ModelConfig, served: ModelConfig, versions: Sequence[int] | None = None) -> tuple[str, ...]:
     """What the server serves otherwise than asked, one sentence each; empty where all that was asked is in effect.
 
     Left out is what Triton fills in or renames by itself: a preferred size of [max_batch_size], the names, kinds and
     counts of instances that nobody asked for, the default version policy, pinned memory, backend and file name.
+    `versions` are the model's versions that the server has loaded: they decide about the version policy where they are
+    known, since Triton goes on reporting the policy that a version was loaded under.
     """
-    return config_difference.differences(asked.message, served.message)
+    return config_difference.differences(asked.message, served.message, versions)
 
 
 def _copy(message: Any) -> Any:
@@ -305,6 +309,18 @@ def _set_instance_count(message: Any, count: int) -> None:
     if message.HasField("ensemble_scheduling"):
         raise InputError(f"instances={count} cannot be used: an ensemble has no instances. Tune its models instead.")
     (groups[0] if groups else groups.add()).count = count
+
+
+def _set_further(message: Any, change: TuneChange, dims_before: list[list[int]]) -> None:
+    """Write the further knobs; the warm-up samples are made anew where the shapes of the inputs changed."""
+    changes = dict(change.further)
+    if [list(tensor.dims) for tensor in message.input] != dims_before:
+        changes.setdefault("model_warmup", knobs.knob("model_warmup").read(message))
+    knobs.write(message, changes)
+
+
+def _rules(message: Any) -> tuple[Finding, ...]:
+    return (*model_rules.rules(message), *knob_rules.rules(message))
 
 
 def _set_batching(message: Any, change: TuneChange) -> None:

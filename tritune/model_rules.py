@@ -150,13 +150,15 @@ def _batching(message: Any) -> Iterator[Finding]:
             elif size > largest:
                 yield preferred_above_maximum(size, largest)
     for sample in message.model_warmup:
-        if 0 < largest < sample.batch_size:
+        if max(largest, 1) < sample.batch_size:
             yield Finding(
                 "warmup_batch_size",
                 "error",
                 f'model_warmup "{sample.name}" has batch_size {sample.batch_size}, above max_batch_size {largest}',
                 "Triton fails to load a model whose warm-up is larger than its largest batch (2.51 even crashes).",
-                f"Use batch_size {largest} or less there, or raise max_batch_size to {sample.batch_size}.",
+                f"Use batch_size {largest} or less there, or raise max_batch_size to {sample.batch_size}."
+                if largest
+                else "Use batch_size 1 there.",
             )
     if message.HasField("dynamic_batching"):
         yield from _dynamic_batching(message.dynamic_batching, largest)

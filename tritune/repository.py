@@ -183,11 +183,21 @@ class ModelRepository:
 
     def model_hash(self, name: str, version: int) -> str:
         """SHA-256 (hex) of a version's ONNX file, its outside weights included. Raises UnknownModelError, OnnxError."""
+        return onnx_model.inspect(self._version_file(name, version)).sha256
+
+    def onnx_path(self, name: str, version: int | None = None) -> Path | None:
+        """A version's ONNX file, the newest one's by default; None where there is none. Raises UnknownModelError."""
+        if version is None:
+            return self.entry(name).onnx_path
+        path = self._version_file(name, version)
+        return path if path.is_file() else None
+
+    def _version_file(self, name: str, version: int) -> Path:
         entry = self.entry(name)
         if version not in entry.versions:
             known = ", ".join(str(number) for number in entry.versions) or "none"
             raise UnknownModelError(f"Model {name} has no version {version}. Its versions: {known}.")
-        return onnx_model.inspect(self._model_file(self.path / name, version)).sha256
+        return self._model_file(self.path / name, version)
 
     def _folders(self) -> list[Path]:
         try:

@@ -134,6 +134,21 @@ class Triton:
             return None
         return parse_metrics(answer.data.decode(errors="replace")) if answer.status == 200 else None
 
+    def has_gpu(self) -> bool | None:
+        """Whether the server has a GPU, by its metrics; None where there are none to see it by. With MIG there are no
+        metrics of GPUs, so a model that is served on one counts as well."""
+        samples = self.metrics()
+        if samples is not None and any(name.startswith("nv_gpu_") for name in samples):
+            return True
+        try:
+            served = [str(model["name"]) for model in self.index() if model.get("state") == "READY"]
+            groups = [group for name in served for group in self.config(name).get("instance_group") or []]
+        except ServerError:
+            groups = []
+        if any(group.get("kind") == "KIND_GPU" for group in groups):
+            return True
+        return None if samples is None else False
+
     # --- one model ---
 
     def model_ready(self, name: str) -> bool:
@@ -143,6 +158,11 @@ class Triton:
     def metadata(self, name: str) -> dict[str, Any]:
         """Inputs and outputs with their full shapes, as the KServe protocol gives them."""
         return self._object(f"/v2/models/{quote(name)}", f"describe {name}")
+
+    def versions(self, name: str) -> tuple[int, ...]:
+        """The versions of a model that are loaded, ascending; empty where the server does not say."""
+        named = [str(version) for version in self.metadata(name).get("versions") or []]
+        return tuple(sorted(int(version) for version in named if version.isdecimal()))
 
     def config(self, name: str) -> dict[str, Any]:
         """The configuration that is served (not the file's), as JSON."""
