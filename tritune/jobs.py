@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tritune import worker
+from tritune.errors import InputError
 from tritune.load_plan import LoadPlan
-from tritune.plan import JobKind
+from tritune.plan import JobKind, JobState
 from tritune.settings import Settings
-from tritune.store import Job, Store
+from tritune.store import Job, Store, study_number
 
 POLL_S = 0.1
 ENSURE_EVERY_S = 2.0
+LOST_WAIT_S = 30.0
 
 
 def submit(settings: Settings, store: Store, kind: JobKind, payload: Mapping[str, Any]) -> int:
@@ -29,11 +31,15 @@ def submit(settings: Settings, store: Store, kind: JobKind, payload: Mapping[str
 def run_and_wait(
     settings: Settings, store: Store, kind: JobKind, payload: Mapping[str, Any], say: Callable[[str], None]
 ) -> Job:
-    """Submit a job and return it when it has ended; `say` gets each new line of progress.
+    """Submit a job and wait for its end, as `wait` does."""
+    return wait(settings, store, submit(settings, store, kind, payload), say)
+
+
+def wait(settings: Settings, store: Store, job_id: int, say: Callable[[str], None]) -> Job:
+    """Return a job when it has ended; `say` gets each new line of progress.
 
     An interrupt (Ctrl-C) cancels the job and waits for its end; a second one is raised.
     """
-    job_id = submit(settings, store, kind, payload)
     said = ""
     is_cancelled = False
     ensured = time.monotonic()
@@ -56,6 +62,29 @@ def run_and_wait(
             is_cancelled = True
             say("Cancelling; press Ctrl-C again to leave it to the worker.")
             store.request_cancel(job_id)
+
+
+def resume(settings: Settings, store: Store, study_id: str) -> int:
+    """Let a study that was interrupted, cancelled or has failed go on with its plan; returns its job's id.
+
+    Raises InputError for what is no study, runs, or is finished.
+    """
+    job_id = study_number(study_id)
+    job = store.job(job_id)
+    if job.kind is not JobKind.SWEEP:
+        raise InputError(f"s{job_id} is no study that can be resumed. `tritune study list` shows those.")
+    if job.state is JobState.RUNNING and not worker.is_running(settings):
+        worker.ensure(settings)  # it finds that its predecessor was lost
+        limit = time.monotonic() + LOST_WAIT_S
+        while (job := store.job(job_id)).state is JobState.RUNNING and time.monotonic() < limit:
+            time.sleep(POLL_S)
+    if job.state is JobState.FINISHED:
+        raise InputError(f"s{job_id} is finished. `tritune study show s{job_id}` shows it.")
+    if job.state is JobState.RUNNING:
+        raise InputError(f"s{job_id} is running. `tritune study cancel s{job_id}` ends it.")
+    store.requeue_job(job_id)  # one that waits goes on waiting
+    worker.ensure(settings)
+    return job_id
 
 
 def check_load(settings: Settings, plan: LoadPlan) -> None:

@@ -212,6 +212,12 @@ def _find_rate(context: Context) -> Mapping[str, Any]:
     return find_rate.run(context, plan, goal, labels=payload.get("labels") or {}, note=payload.get("note") or "")
 
 
+def _sweep(context: Context) -> Mapping[str, Any]:
+    from tritune import study
+
+    return study.run(context)
+
+
 _JOBS: Mapping[JobKind, Callable[[Context], Mapping[str, Any]]] = {
     JobKind.SETUP: _setup,
     JobKind.SERVER_START: _server_start,
@@ -222,6 +228,7 @@ _JOBS: Mapping[JobKind, Callable[[Context], Mapping[str, Any]]] = {
     JobKind.TUNE: _tune,
     JobKind.LOAD_TEST: _load_test,
     JobKind.FIND_RATE: _find_rate,
+    JobKind.SWEEP: _sweep,
 }
 
 
@@ -249,6 +256,7 @@ def run(settings: Settings, *, service: bool = False, idle_exit_s: float = IDLE_
             store = Store.of(settings)
             for job_id in store.fail_lost(older_than_s=0.0, reason=LOST):
                 log.warning("job %s was running when its worker ended", job_id)
+                _tidy(settings, store, store.job(job_id))
             is_newest = _work(settings, store, stop, current, service, idle_exit_s)
         # Whoever saw the lock held did not start a worker: look once more after letting it go.
         waiting = not stop.is_set() and any(job.state is JobState.WAITING for job in store.jobs(active=True))
@@ -257,6 +265,14 @@ def run(settings: Settings, *, service: bool = False, idle_exit_s: float = IDLE_
             start(settings)
         if not waiting or not is_newest:
             return True
+
+
+def _tidy(settings: Settings, store: Store, job: Job) -> None:
+    """What a lost worker's study left on the server goes."""
+    if job.kind is JobKind.SWEEP:
+        from tritune import study
+
+        study.tidy(settings, store, job)
 
 
 def _work(
@@ -316,6 +332,8 @@ def _do(context: Context, stop: threading.Event) -> None:
                 f"An unexpected fault ended this job: {type(unexpected).__name__}: {unexpected}. "
                 f"The details are in {context.settings.worker_log}."
             )
+    if stop.is_set() and job.kind is JobKind.SWEEP and state in (JobState.CANCELLED, JobState.FAILED):
+        state, error = JobState.INTERRUPTED, f"The worker was stopped. `tritune study resume s{job.id}` goes on."
     for _ in range(10):
         try:
             context.store.finish_job(job.id, context.worker, state, result=result, error=error)

@@ -1,4 +1,4 @@
-"""`tritune tune`, `load`, `compare`, `study …`: change a configuration, measure it, look at what was measured.
+"""`tritune tune`, `load`, `compare`: change a configuration, measure it, hold trials against each other.
 
 Belongs here: options, waiting, printing. Never: what the verbs do.
 """
@@ -13,7 +13,6 @@ import typer
 
 from tritune.arrival_plan import parse_intervals, parse_stages
 from tritune.cli.frame import (
-    MAX_ROWS,
     MISSED,
     Json,
     app,
@@ -24,7 +23,6 @@ from tritune.cli.frame import (
     run_job,
     say,
     show,
-    study_app,
     verb,
     whole_numbers,
 )
@@ -292,71 +290,3 @@ def compare(
         as_json,
         "\n".join([trial_text(trial.to_dict()) for trial in chosen] + comparison.sentences()),
     )
-
-
-@study_app.command("list")
-@verb
-def study_list(
-    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="How many of the newest.")] = 100,
-    as_json: Json = False,
-) -> None:
-    """The load tests and searches that were made, newest first."""
-    from tritune import rate_report
-    from tritune.store import Store
-
-    store = Store.of(Settings.from_env())
-    rows: list[dict[str, Any]] = []
-    for job in store.jobs([JobKind.LOAD_TEST, JobKind.FIND_RATE], limit=limit):
-        plan = LoadPlan.from_dict(job.payload["plan"])
-        if job.kind is JobKind.FIND_RATE:
-            rows.append(rate_report.row(job, store.trials(study_id=f"s{job.id}")))
-            continue
-        trial_id = (job.result or {}).get("trial_id")
-        rows.append(
-            {
-                "study_id": f"s{job.id}",
-                "state": str(job.state),
-                "model": plan.model,
-                "load": plan.load(),
-                "trial_ids": [trial_id] if trial_id else [],
-                "error": job.error,
-                "created_at": job.created_at,
-            }
-        )
-    text = "\n".join(
-        f"{row['study_id']} {row['state']}: {row['model']}, "
-        f"{row.get('found') or describe_load(row['load'])} {' '.join(row['trial_ids'])}"
-        for row in rows
-    )
-    show({"studies": rows}, as_json, text or "No load test yet. `tritune load NAME --concurrency 8` makes one.")
-
-
-@study_app.command("show")
-@verb
-def study_show(study_id: str, as_json: Json = False) -> None:
-    """One load test or search with its trials."""
-    from tritune import rate_report
-    from tritune.store import Store, study_number
-
-    store = Store.of(Settings.from_env())
-    job = store.job(study_number(study_id))
-    made = store.trials(study_id=f"s{job.id}")
-    trials = [trial.to_dict() for trial in made]
-    document = {"study_id": f"s{job.id}", "state": str(job.state), "error": job.error, "trials": trials}
-    if job.kind is JobKind.FIND_RATE:
-        found = rate_report.document(job, made)
-        show({**found, "trials": trials}, as_json, "\n".join([f"s{job.id} {job.state}", *rate_report.sentences(found)]))
-        return
-    text = "\n".join(trial_text(trial) for trial in trials if trial["state"] == "finished")
-    show(document, as_json, f"s{job.id} {job.state}{f': {job.error}' if job.error else ''}\n{text}".rstrip())
-
-
-@study_app.command("cancel")
-@verb
-def study_cancel(study_id: str, as_json: Json = False) -> None:
-    """Cancel a load test that waits or runs."""
-    from tritune.store import Store, study_number
-
-    store = Store.of(Settings.from_env())
-    store.request_cancel(study_number(study_id))
-    show({"study_id": study_id, "cancel_requested": True}, as_json, f"{study_id} is asked to end.")

@@ -1,0 +1,372 @@
+"""A study from its plan to its last round: what the worker does for a `sweep` job.
+
+Every round measures every configuration that is still in once, in a random order that is seeded. The rows of a round
+are inserted when it begins, so that leaving out, stopping and searching are functions of what is stored. Nothing else
+has to survive: after a kill the same rows go on.
+
+Belongs here: the order of these steps. Never: which combinations exist (study_space), what readings say (verdicts), how
+one trial is made (trial), how configurations take turns (turns).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tritune import model_config, onnx_model, servers, study_result, study_space, trial, verdicts
+from tritune.errors import InputError, LoadTestError, ServerDownError, ServerError, TritonRefusedError, TrituneError
+from tritune.load_plan import LoadPlan
+from tritune.model_config import ModelConfig
+from tritune.plan import JobState, TrialState
+from tritune.repository import ModelRepository
+from tritune.servers import ServerKind, ServerState
+from tritune.settings import Settings
+from tritune.store import Cell, Job, Store, Trial
+from tritune.study_plan import SearchMethod, StudyPlan
+from tritune.study_space import Candidate
+from tritune.turns import Turns, put_back
+
+ATTEMPTS = 2
+"""How often a cell of a round is tried where its generator or the server gave up."""
+RESTARTS = 1
+"""How often a study starts a server anew that died; after that it is interrupted."""
+OVERHEAD_S = 4.0
+"""What a trial takes beside warm-up and window, until one was seen."""
+RESTARTED = "server_restarted"
+LOST = "worker lost"
+ALL = 1_000_000
+
+Where = tuple[int, int]
+"""A cell: (candidate, load)."""
+
+
+def payload(settings: Settings, plan: StudyPlan, *, labels: Mapping[str, str] | None = None, note: str = "") -> Any:
+    """What a `sweep` job is asked with: the plan, its candidates and loads, and what the server serves now.
+
+    Raises ServerDownError, UnknownModelError, InputError where it cannot be run here.
+    """
+    triton = servers.connect(settings)
+    repository = ModelRepository(settings.model_repo)
+    trial.check_model(settings, triton, LoadPlan(model=plan.model, concurrency=1))
+    is_known = plan.model in {entry.name for entry in repository.models()}
+    if not triton.has_model_config:
+        raise InputError(
+            f"The server at {triton.endpoints.http} does not tell a model's configuration, so none can be compared."
+        )
+    found = triton.config(plan.model) if triton.model_ready(plan.model) else None
+    base = model_config.from_served(found) if found else repository.completed(plan.model, None)
+    if found is None and (text := repository.config_text(plan.model)) is not None:
+        base = repository.completed(plan.model, text)
+    if plan.baseline != "served":
+        base = _configuration_of(Store.of(settings).trial(plan.baseline), plan)
+    path = repository.entry(plan.model).onnx_path if is_known else None
+    expansion = study_space.expand(plan, base, onnx_model.inspect(path) if path is not None else None)
+    if len(expansion.candidates) > 1 and not triton.has_model_control:
+        raise InputError(
+            f"The server at {triton.endpoints.http} does not let models be loaded, so only what it serves can be "
+            "measured. Leave the knobs out, or start it with --model-control-mode=explicit."
+        )
+    from loadgen.payload import payloads
+
+    for load in expansion.loads:
+        trial.check_disk(settings, load)
+        payloads(base.signature, load, count=1)
+    return {
+        "model": plan.model,
+        "plan": plan.to_dict(),
+        "candidates": [candidate.to_dict() for candidate in expansion.candidates],
+        "loads": [load.to_dict() for load in expansion.loads],
+        "left_out": [left_out.to_dict() for left_out in expansion.left_out],
+        "baseline": 0,
+        "base_config": base.text,
+        "found": found,
+        "labels": dict(labels or {}),
+        "note": note,
+    }
+
+
+def _configuration_of(made: Trial, plan: StudyPlan) -> ModelConfig:
+    served = made.provenance.get("served_config")
+    if made.model != plan.model or not served:
+        raise InputError(
+            f"Trial {made.trial_id} is of {made.model} and cannot be the baseline of {plan.model}. Name a trial of "
+            "this model whose served configuration is known."
+        )
+    return model_config.from_served(served)
+
+
+def run(context: trial.Context) -> Mapping[str, Any]:
+    """Measure round after round until the study stops; returns {"stopped", …}. What was served before is served again.
+
+    Raises trial.TrialEnded where it was cancelled, interrupted or failed; finished trials are kept.
+    """
+    running = _Running(context)
+    try:
+        return running.to_the_end()
+    finally:
+        if said := running.turns.put_back():
+            context.store.note_job(context.job.id, "not_put_back", said)
+        running.tidy_rows()
+
+
+def tidy(settings: Settings, store: Store, job: Job) -> None:
+    """After a worker was lost: what it left on the server goes, and what was found there is served again."""
+    if said := put_back(settings, job.payload["model"], job.payload.get("found")):
+        store.note_job(job.id, "not_put_back", said)
+
+
+class _Running:
+    """One study while a worker does it."""
+
+    def __init__(self, context: trial.Context) -> None:
+        self.context, self.store, self.job = context, context.store, context.job
+        asked = context.job.payload
+        self.plan = StudyPlan.from_dict(asked["plan"])
+        self.candidates = [Candidate.from_dict(document) for document in asked["candidates"]]
+        self.loads = [LoadPlan.from_dict(document) for document in asked["loads"]]
+        base = model_config.parse(asked["base_config"])
+        configs = [model_config.change(base, c.change) if c.number else base for c in self.candidates]
+        self.turns = Turns(context.settings, self.plan.model, configs, asked.get("found"))
+        self.begun = time.monotonic()
+        self.trials: list[Trial] = []
+        self.read()
+        done = [made for made in self.trials if made.state is TrialState.FINISHED]
+        self.earlier_s = sum(_took_s(made) for made in done)
+
+    def read(self) -> None:
+        """The study's rows, oldest first."""
+        self.trials = list(reversed(self.store.trials(study_id=f"s{self.job.id}", limit=ALL)))
+
+    # --- rounds ---------------------------------------------------------------------------------------------------
+
+    def to_the_end(self) -> Mapping[str, Any]:
+        while True:
+            self.read()
+            number = max((made.round for made in self.trials), default=0)
+            waiting = [made for made in self.trials if made.state is TrialState.WAITING]
+            if waiting and (stop := self.budget_spent()):
+                self.store.end_waiting_trials(self.job.id, reason=stop)
+                return self.result(stop)
+            if waiting:
+                self.measure(waiting[0], number, len(waiting))
+                continue
+            if again := self.to_repeat(number):
+                self.insert(number, again)
+                continue
+            if number:
+                settled = self.settle(number)
+                if settled.stop or number >= self.plan.rounds:
+                    return self.result(settled.stop or f"All {self.plan.rounds} rounds are measured.")
+                out: Iterable[Where] = settled.out
+            else:
+                out = ()
+            if stop := self.budget_spent():
+                return self.result(stop)
+            self.begin_round(number + 1, set(out))
+
+    def settle(self, number: int) -> verdicts.Settled:
+        return study_result.settle(self.job, self.trials, number)
+
+    def result(self, stopped: str) -> Mapping[str, Any]:
+        return {"stopped": stopped, "spent_s": round(self.spent_s(), 1), "reload_s": self.turns.reload_s[-50:]}
+
+    def begin_round(self, number: int, out: set[Where]) -> None:
+        """Insert a round's rows: candidates in a random order, each with its loads; the first cell again at the end."""
+        chosen = [c.number for c in self.candidates]
+        if self.plan.search is SearchMethod.OPTUNA:
+            from tritune import optuna_search
+
+            self.context.progress("Asking Optuna for the next configurations")
+            chosen = list(
+                optuna_search.next_candidates(
+                    self.plan,
+                    self.candidates,
+                    self.loads,
+                    study_result.readings(self.trials),
+                    round=number,
+                    storage_url=self.context.settings.database_url,
+                )
+            )
+        gone = out | self.given_up()
+        draw = random.Random(f"{self.plan.seed}/{number}")
+        draw.shuffle(chosen)
+        cells: list[Cell] = []
+        for candidate in chosen:
+            loads = [load for load in range(len(self.loads)) if (candidate, load) not in gone]
+            draw.shuffle(loads)
+            cells += [Cell(candidate, load) for load in loads]
+        if len(cells) > 1:
+            cells.append(Cell(cells[0].candidate, cells[0].load, "drift"))
+        self.insert(number, [(cell, 1) for cell in cells])
+
+    def insert(self, number: int, cells: Sequence[tuple[Cell, int]]) -> None:
+        rows = []
+        for cell, attempt in cells:
+            # One seed a round: every configuration gets the same arrivals and payloads.
+            load = replace(self.loads[cell.load], seed=self.plan.seed + number)
+            rows.append((load, self.candidates[cell.candidate].configuration, cell, number, attempt))
+        self.store.insert_trials(self.job.id, rows)
+
+    # --- what did not go well -----------------------------------------------------------------------------------------
+
+    def to_repeat(self, number: int) -> list[tuple[Cell, int]]:
+        """Cells of a round that were tried and have no result yet, and may be tried again, with the next attempt."""
+        again: dict[Cell, int] = {}
+        done, given_up = set(), self.given_up()
+        for made in self.trials:
+            if made.round != number or made.cell is None:
+                continue
+            if made.state is TrialState.FINISHED:
+                done.add(made.cell)
+            else:
+                again[made.cell] = made.attempt + 1
+        return [
+            (cell, attempt)
+            for cell, attempt in again.items()
+            if cell not in done and (cell.candidate, cell.load) not in given_up
+        ]
+
+    def given_up(self) -> set[Where]:
+        """Cells that are measured no further: refused by Triton, or failed too often in one round."""
+        failed: dict[tuple[int, Cell], int] = {}
+        gone: set[Where] = set()
+        for made in self.trials:
+            if made.cell is None or made.state is not TrialState.FAILED or (made.error or "").startswith(LOST):
+                continue
+            if made.provenance.get("refused"):
+                gone |= {(made.cell.candidate, load) for load in range(len(self.loads))}
+            key = (made.round, made.cell)
+            failed[key] = failed.get(key, 0) + 1
+            if failed[key] >= ATTEMPTS:
+                gone.add((made.cell.candidate, made.cell.load))
+        return gone
+
+    def tidy_rows(self) -> None:
+        """A cancelled study leaves no waiting rows; an interrupted one goes on with them."""
+        if self.store.job(self.job.id).cancel_requested:
+            self.store.end_waiting_trials(self.job.id)
+
+    # --- one trial ----------------------------------------------------------------------------------------------------
+
+    def measure(self, row: Trial, number: int, waiting: int) -> None:
+        """Serve, warm up, measure one row. Raises trial.TrialEnded where the study cannot go on."""
+        if row.cell is None or not self.store.claim_trial(row.trial_id):
+            return
+        cell = row.cell
+        if (cell.candidate, cell.load) in self.given_up():
+            self.store.finish_trial(row.trial_id, TrialState.CANCELLED, error="Its configuration was left out.")
+            return
+        candidate = self.candidates[cell.candidate]
+        part = self.part(row, candidate, number, waiting)
+        try:
+            part.progress("Taking its turn")
+            served_as = self.turns.serve(cell.candidate, row.plan, part.progress)
+            trial.run(
+                part,
+                row.plan,
+                labels={},
+                note="",
+                row=trial.Row(row.trial_id, candidate.configuration, served_as),
+            )
+        except trial.TrialEnded as ended:
+            if ended.state is JobState.CANCELLED:
+                raise
+            self.after(ended.__cause__ if isinstance(ended.__cause__, Exception) else ended, row, cell)
+        except trial.Cancelled:
+            self.store.finish_trial(row.trial_id, TrialState.CANCELLED)
+            raise
+        except TrituneError as error:
+            refused = isinstance(error, TritonRefusedError | InputError)
+            provenance = {"refused": True} if refused else {}
+            self.store.finish_trial(row.trial_id, TrialState.FAILED, error=str(error), provenance=provenance)
+            self.after(error, row, cell)
+        except BaseException:
+            self.store.finish_trial(row.trial_id, TrialState.FAILED, error="The trial ended unexpectedly.")
+            raise
+
+    def after(self, error: Exception, row: Trial, cell: Cell) -> None:
+        """What follows a trial that failed. Raises trial.TrialEnded where the study cannot go on."""
+        said = str(error)
+        if isinstance(error, ServerDownError) or not self.server_answers():
+            self.restart(said)
+        elif isinstance(error, TritonRefusedError | InputError):
+            self.store.note_job(self.job.id, "refused", f"{self.candidates[cell.candidate].label}: {said}")
+            self.turns.lost()
+        elif not isinstance(error, LoadTestError | ServerError):
+            raise trial.TrialEnded(JobState.INTERRUPTED, said, self.result("It was interrupted."))
+        self.read()
+        if (0, cell.load) in self.given_up():
+            raise trial.TrialEnded(
+                JobState.FAILED,
+                f"The baseline could not be measured: {said}",
+                self.result("The baseline could not be measured."),
+            )
+
+    def server_answers(self) -> bool:
+        try:
+            return servers.connect(self.context.settings).is_live()
+        except ServerError:
+            return False
+
+    def restart(self, said: str) -> None:
+        """Start a server anew that died, once a study; raises trial.TrialEnded where that is not ours to do."""
+        settings = self.context.settings
+        before = servers.status(settings)
+        notes = [note for note in self.store.job(self.job.id).notes if note["code"] == RESTARTED]
+        why = "" if before.kind is not ServerKind.REMOTE else " It is started by somebody else."
+        if before.kind is ServerKind.REMOTE or len(notes) >= RESTARTS:
+            why = why or " It had been started anew once already."
+            raise trial.TrialEnded(
+                JobState.INTERRUPTED,
+                f"{said}{why} When it is back, `tritune study resume s{self.job.id}` goes on.",
+                self.result("It was interrupted."),
+            )
+        self.store.note_job(self.job.id, RESTARTED, f"The server ended during the study and was started anew. {said}")
+        self.turns.lost()
+        if before.state is not ServerState.READY:
+            servers.restart(settings, progress=self.context.progress)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def spent_s(self) -> float:
+        return self.earlier_s + time.monotonic() - self.begun
+
+    def budget_spent(self) -> str | None:
+        """A sentence where the budget does not last for another trial."""
+        if self.plan.budget_s is None or self.spent_s() + self.trial_s() <= self.plan.budget_s:
+            return None
+        return f"The budget of {self.plan.budget_s / 60:g} min was spent."
+
+    def trial_s(self) -> float:
+        """How long a trial of this study takes, seconds."""
+        took = [_took_s(made) for made in self.trials[-50:] if made.state is TrialState.FINISHED]
+        return sum(took) / len(took) if took else self.plan.warmup_s + self.plan.duration_s + OVERHEAD_S
+
+    def part(self, row: Trial, candidate: Candidate, number: int, waiting: int) -> trial.Part:
+        """The context of one trial, and what the page shows of the study meanwhile."""
+        rows = [made for made in self.trials if made.round == number]
+        a_round = max(len({made.cell for made in rows}), 1)
+        later = (self.plan.rounds - number) * a_round
+        done = sum(1 for made in self.trials if made.state is TrialState.FINISHED)
+        total = max(done + waiting + later, 1)
+        cell = row.cell
+        study = {
+            "round": number,
+            "rounds": self.plan.rounds,
+            "trial_id": row.trial_id,
+            "candidate": candidate.number,
+            "load": cell.load if cell else 0,
+            "done": done,
+            "total": total,
+            "left_s": round(self.trial_s() * (waiting + later), 1),
+        }
+        head = f"Round {number} of {self.plan.rounds}, trial {a_round - waiting + 1} of {a_round}"
+        return trial.Part(self.context, head, lambda fraction: (done + fraction) / total, study=study)
+
+
+def _took_s(made: Trial) -> float:
+    """From its begin to its end, seconds."""
+    return max((made.finished_at or made.created_at) - made.created_at, 0.0)

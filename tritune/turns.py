@@ -1,0 +1,75 @@
+"""How a study's configurations take turns on one server: reloaded in turn, and what was found there put back.
+
+The model is loaded with each configuration as an override; the user's config.pbtxt is never touched, and what the
+server served before is served again when the study ends.
+
+Belongs here: serving a candidate, putting back. Never: which candidate comes next (study), rows, statistics.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tritune import deploy, model_config, servers
+from tritune.errors import InputError, ServerError
+from tritune.load_plan import LoadPlan
+from tritune.model_config import ModelConfig
+from tritune.settings import Settings
+
+Progress = Callable[[str], None]
+
+
+class Turns:
+    """The candidates of one study on this installation's server. `found` is the served configuration (Triton's JSON)
+    from before the study; None: the model was not served."""
+
+    def __init__(
+        self, settings: Settings, model: str, configs: Sequence[ModelConfig], found: Mapping[str, Any] | None
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._configs = configs
+        self._found = found
+        self._served: int | None = None
+        self.reload_s: list[float] = []
+
+    def serve(self, candidate: int, load: LoadPlan, progress: Progress) -> str:
+        """Serve a candidate, warmed up for this load; returns the name it is served by.
+
+        Raises TritonRefusedError with Triton's reason, ServerDownError.
+        """
+        triton = servers.connect(self._settings)
+        if self._served != candidate or not triton.model_ready(self._model):
+            progress(f"Serving the next configuration of {self._model}")
+            began = time.monotonic()
+            deploy.serve(triton, self._model, self._configs[candidate])
+            self.reload_s.append(time.monotonic() - began)
+            self._served = candidate
+        deploy.warm(triton, self._model, load, progress)
+        return self._model
+
+    def lost(self) -> None:
+        """The server was started anew, and serves what its files say."""
+        self._served = None
+
+    def put_back(self) -> str | None:
+        """Serve again what was found before the study; returns a sentence where that could not be done."""
+        if self._served is None:
+            return None
+        self._served = None
+        return put_back(self._settings, self._model, self._found)
+
+
+def put_back(settings: Settings, model: str, found: Mapping[str, Any] | None) -> str | None:
+    """Serve `found` again where something else is served; returns a sentence where that could not be done."""
+    try:
+        triton = servers.connect(settings)
+        if found is None:
+            triton.unload(model)
+        elif not triton.model_ready(model) or triton.config(model) != found:
+            deploy.serve(triton, model, model_config.from_served(found))
+    except (ServerError, InputError) as error:
+        return f"What {model} served before the study could not be served again: {error}"
+    return None
