@@ -44,6 +44,18 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryCost:
+    """Resident memory of all the server's processes around a reload, in MiB; pages that they share count in each."""
+
+    before_mib: float
+    peak_mib: float
+    after_mib: float
+
+    def to_dict(self) -> dict[str, float]:
+        return {"before_mib": self.before_mib, "peak_mib": self.peak_mib, "after_mib": self.after_mib}
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """A configuration that the server serves now.
 
@@ -62,6 +74,7 @@ class Applied:
     stall_reason: str | None
     served: Configuration
     differences: tuple[str, ...]
+    memory: MemoryCost | None = None
 
     @property
     def verified(self) -> bool:
@@ -79,6 +92,7 @@ class Applied:
             "served": self.served.to_dict(),
             "verified": self.verified,
             "differences": list(self.differences),
+            "memory": self.memory.to_dict() if self.memory is not None else None,
         }
 
 
@@ -139,7 +153,7 @@ def apply(
     # The last word before anything changes: whoever cancels does so by raising in here, and from now on it is done
     # to its end, since a file that is written and not loaded, or loaded and not recorded, could not be undone.
     progress(f"Writing config.pbtxt of {model}, reloading it, and comparing with what the server reports")
-    probe = _Probe(triton, model) if was_served else None
+    probe = ReloadProbe(triton, model) if was_served else None
     if probe is not None:
         probe.start()
     try:
@@ -251,7 +265,7 @@ def warm(triton: Triton, model: str, plan: LoadPlan, progress: Progress = lambda
                 answered.result()
 
 
-class _Probe(threading.Thread):
+class ReloadProbe(threading.Thread):
     """One request at a time, back to back, while a model reloads; remembers when each reply came."""
 
     def __init__(self, triton: Triton, model: str) -> None:
