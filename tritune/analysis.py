@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tritune import knobs
 from tritune.doubts import MeasurementWarning, as_served
 from tritune.errors import InputError
 from tritune.estimators import CountedDurations, rank
@@ -69,7 +70,9 @@ def labels(trials: Sequence[Trial]) -> dict[str, str]:
     Where all is equal, or two would get the same name, the trial's id is added.
     """
     features = {trial.trial_id: _features(trial) for trial in trials}
-    differing = [name for name in _FEATURES if len({found.get(name, "") for found in features.values()}) > 1]
+    further = sorted({name for found in features.values() for name in found if name not in _FEATURES})
+    order = [*_FEATURES[:_LOAD], *further, *_FEATURES[_LOAD:]]
+    differing = [name for name in order if len({found.get(name, "") for found in features.values()}) > 1]
     named = {
         trial_id: " · ".join(found[name] for name in differing if found.get(name))
         for trial_id, found in features.items()
@@ -94,7 +97,9 @@ _FEATURES = [
     "protocol",
     "driver",
 ]
-"""What a label may be made of, in its order."""
+"""What a label may be made of, in its order; the further knobs stand before the load."""
+
+_LOAD = _FEATURES.index("load")
 
 
 def _features(trial: Trial) -> dict[str, str]:
@@ -106,6 +111,7 @@ def _features(trial: Trial) -> dict[str, str]:
         found |= _configuration_features(trial.configuration)
     if version := trial.provenance.get("model_version"):
         found["version"] = f"version {version}"
+        found.pop("model_version", None)
     found["load"] = describe_arrivals(load)
     found["batch"] = f"client batch {load['batch']}"
     found["protocol"] = str(load["protocol"])
@@ -125,7 +131,8 @@ def _configuration_features(configuration: Configuration) -> dict[str, str]:
         found["delay"] = f"delay {served.max_queue_delay_microseconds} µs"
     if served.instance_count is not None:
         found["instances"] = f"{served.instance_count} instance{'s' if served.instance_count != 1 else ''}"
-    return found
+    further = {pair[0]: knobs.describe(*pair) for pair in served.further if pair not in knobs.PLAIN}
+    return found | further
 
 
 def _number(trial_id: str) -> int:

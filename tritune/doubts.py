@@ -174,6 +174,10 @@ def not_in_effect(asked: Configuration | None, served: Configuration | None) -> 
             other.append(f"{name} {_shown(getattr(want, name))} was asked and {_shown(getattr(have, name))} is served")
     if want.instance_count is not None and have.instance_count not in (None, want.instance_count):
         other.append(f"instance_count {want.instance_count} was asked and {have.instance_count} is served")
+    for name, value in want.further:
+        # Which version is served is read from what is loaded, not from the policy that the server reports.
+        if name != "model_version" and (found := dict(have.further).get(name)) != value:
+            other.append(f"{name} {_shown(value)} was asked and {_shown(found)} is served")
     if not other:
         return None
     return MeasurementWarning(
@@ -193,6 +197,8 @@ def as_served(configuration: Configuration) -> Configuration:
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
     if isinstance(value, bool):
         return "on" if value else "off"
     return ",".join(str(size) for size in value) if isinstance(value, tuple) else str(value)

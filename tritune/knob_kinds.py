@@ -75,26 +75,49 @@ class Knob:
         shown = f"{value:,}" if isinstance(value, int) and self.unit else str(value)
         return f"{shown} {self.unit}".strip()
 
+    @property
+    def wanted(self) -> str:
+        """What a value must be, in words."""
+        if self.kind is KnobKind.BOOL:
+            return "on or off"
+        if self.kind is KnobKind.INT:
+            return f"a whole number from {self.low} to {self.high}"
+        if self.kind is KnobKind.TEXT:
+            return f"such as {self.example}"
+        pairs = (self.choices or {}).items()
+        return "one of " + ", ".join(f"{key} ({words})" if isinstance(key, int) else f"{key}" for key, words in pairs)
+
+    def line(self) -> str:
+        """The knob in one line: `model_version: a whole number from 1 …. Served version. The number of …`."""
+        gpu = " Needs a GPU." if self.needs_gpu else ""
+        return f"{self.name}: {self.wanted}. {self.label}. {self.hint}{gpu}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "label": self.label,
+            "kind": str(self.kind),
+            "unit": self.unit,
+            "allowed": self.wanted,
+            "hint": self.hint,
+            "needs_gpu": self.needs_gpu,
+        }
+
     def check(self, value: Any) -> Scalar:
         """`value` where it is allowed. Raises InputError with the value, the limit and what to write."""
         if self.kind is KnobKind.BOOL:
-            good, wanted = isinstance(value, bool), "on or off"
+            good = isinstance(value, bool)
         elif self.kind is KnobKind.CHOICE:
             good = isinstance(value, int | str) and not isinstance(value, bool) and value in (self.choices or ())
-            wanted = "one of " + ", ".join(
-                f"{key} ({words})" if isinstance(key, int) else f"{key}" for key, words in (self.choices or {}).items()
-            )
         elif self.kind is KnobKind.INT:
             good = isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
-            wanted = f"a whole number from {self.low} to {self.high}"
         else:
             good = isinstance(value, str) and len(value) <= 1000 and re.fullmatch(self.form, value) is not None
             if good and self.form == NUMBERS:
                 found = numbers(value)
                 good = len(set(found)) == len(found) and min(found) >= self.low
-            wanted = f"such as {self.example}"
         if not good:
-            raise InputError(f"{self.name}={value} must be {wanted}. {self.hint}")
+            raise InputError(f"{self.name}={value} must be {self.wanted}. {self.hint}")
         return value  # type: ignore[no-any-return]
 
     def _check_needs(self, message: Any, value: Scalar) -> None:

@@ -43,14 +43,25 @@ def tune(
     max_batch_size: Annotated[int | None, typer.Option(help="The largest batch.")] = None,
     instances: Annotated[int | None, typer.Option(help="Model instances.")] = None,
     dynamic_batching: Annotated[bool | None, typer.Option("--dynamic-batching/--no-dynamic-batching")] = None,
+    threads: Annotated[int | None, typer.Option(help="ONNX Runtime's threads of each instance.")] = None,
+    set_knob: Annotated[
+        list[str] | None, typer.Option("--set", help="KNOB=VALUE, such as model_version=2; VALUE none removes it.")
+    ] = None,
+    list_knobs: Annotated[
+        bool, typer.Option("--list-knobs", help="List what --set knows, and change nothing.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the change and write nothing.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Serve what was served before the last tune.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Change a model's batching, reload it, and verify what is served; what is not given stays as it is."""
-    from tritune import deploy, servers
+    """Change a model's configuration, reload it, and verify what is served; what is not given stays as it is."""
+    from tritune import deploy, knobs, servers
     from tritune.repository import ModelRepository
 
+    if list_knobs:
+        listed = list(knobs.KNOBS.values())
+        show({"knobs": [knob.to_dict() for knob in listed]}, as_json, "\n".join(knob.line() for knob in listed))
+        return
     settings = Settings.from_env()
     change = TuneChange(
         preferred_batch_size=None
@@ -60,6 +71,8 @@ def tune(
         max_batch_size=max_batch_size,
         instance_count=instances,
         dynamic_batching=dynamic_batching,
+        further=({} if threads is None else {"intra_op_thread_count": threads})
+        | {knob: knobs.parse(knob, text) for knob, text in pairs(set_knob, "--set").items()},
     )
     if undo and (dry_run or not change.is_empty):
         raise InputError("--undo takes no other change and no --dry-run. Leave the other options out.")

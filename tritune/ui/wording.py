@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 
+from tritune import knobs as further
 from tritune.analysis import significant
 from tritune.plan import Configuration
 
@@ -71,10 +72,12 @@ def knobs(configuration: Configuration | None) -> dict[str, str]:
     batching = configuration.dynamic_batching
     sizes = ", ".join(str(size) for size in configuration.preferred_batch_size) or "none"
     count = configuration.instance_count
+    shown = [(name, value) for name, value in configuration.further if name in further.KNOBS]
     return {
         "Dynamic batching": "on" if batching else "off",
         "Preferred batch sizes": sizes if batching else "–",
         "Max queue delay": f"{configuration.max_queue_delay_microseconds:,} µs" if batching else "–",
         "Max batch size": str(configuration.max_batch_size),
         "Instances": "Triton's default" if count is None else str(count),
+        **{further.KNOBS[name].label: further.KNOBS[name].words(value) for name, value in shown},
     }
