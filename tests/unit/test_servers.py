@@ -548,6 +548,7 @@ def test_an_untrusted_certificate_and_a_missing_header_are_told_apart(
         servers.attach(settings, url, tls={"ca": str(certificate), "verify": True})
 
 
-def test_docker_is_named_as_not_built_yet(settings: Settings) -> None:
-    with pytest.raises(ServerError, match="not built yet"):
+def test_without_docker_its_start_says_what_to_do(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{settings.results}/no.sock")
+    with pytest.raises(ServerError, match=r"Docker is not running: nothing answers at .*no\.sock\. Start it"):
         servers.start(settings, ServerKind.DOCKER)

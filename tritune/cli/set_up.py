@@ -105,7 +105,11 @@ def setup(as_json: Json = False) -> None:
 @server_app.command("start")
 @verb
 def server_start(
-    kind: Annotated[str, typer.Option(help="embedded (docker comes later).")] = "embedded",
+    kind: Annotated[str, typer.Option(help="embedded, or docker.")] = "embedded",
+    image: Annotated[
+        str | None, typer.Option(help="Docker: the image and its tag (default NVIDIA's 24.06-py3).")
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(help="Docker: all, none, or indices such as 0,1.")] = None,
     port_base: Annotated[int | None, typer.Option(help="First of three ports (default 8000).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -113,13 +117,16 @@ def server_start(
     from tritune import servers
     from tritune.servers import embedded
 
-    if kind != "embedded":
-        raise InputError(f"--kind {kind} is not available yet. Use embedded, or `tritune server attach URL`.")
+    kinds = {str(known): known for known in (servers.ServerKind.EMBEDDED, servers.ServerKind.DOCKER)}
+    if kind not in kinds:
+        raise InputError(
+            f"--kind {kind} must be embedded or docker; for a server elsewhere `tritune server attach URL`."
+        )
     settings = Settings.from_env()
-    if not embedded.is_set_up(settings):
+    if kinds[kind] is servers.ServerKind.EMBEDDED and not embedded.is_set_up(settings):
         say("The embedded Triton is not set up yet; this is done once.")
         embedded.set_up(settings, say)
-    status = servers.start(settings, servers.ServerKind.EMBEDDED, port_base=port_base, progress=say)
+    status = servers.start(settings, kinds[kind], image=image, gpus=gpus, port_base=port_base, progress=say)
     show(status.to_dict(), as_json, _status_text(status.to_dict()))
 
 
@@ -189,7 +196,8 @@ def server_stop(as_json: Json = False) -> None:
 def _status_text(document: Mapping[str, Any]) -> str:
     parts = [str(document["state"])]
     if document["kind"]:
-        parts.append(f"({document['kind']}, Triton {document['triton_version']})")
+        what = [str(document["kind"]), *filter(None, [document.get("image")]), f"Triton {document['triton_version']}"]
+        parts.append(f"({', '.join(what)})")
     if document["http"]:
         parts.append(f"at http {document['http']}, grpc {document['grpc']}, metrics {document['metrics']}")
     return " ".join(parts) + (f". {document['reason']}" if document.get("reason") else "")

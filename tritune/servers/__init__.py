@@ -1,4 +1,4 @@
-"""Where a Triton comes from: the embedded one, a remote one, later Docker's. One installation has one server.
+"""Where a Triton comes from: the embedded one, a container, a remote one. One installation has one server.
 
 Belongs here: the one protocol of the three kinds and the choice between them. Never: what is measured on a server.
 """
@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from tritune.errors import ServerDownError, ServerError
-from tritune.servers import embedded, launch, record, remote
+from tritune.errors import InputError, ServerDownError, ServerError
+from tritune.servers import docker, embedded, images, launch, record, remote
+from tritune.servers.images import OnnxLimits
 from tritune.servers.record import ServerKind, ServerRecord, ServerState, ServerStatus
 from tritune.settings import Settings
 from tritune.triton import Triton
@@ -24,9 +25,12 @@ __all__ = [
     "ServerStatus",
     "attach",
     "connect",
+    "docker",
     "embedded",
     "ensure",
+    "images",
     "logs",
+    "onnx_limits",
     "remote",
     "restart",
     "start",
@@ -39,7 +43,7 @@ Progress = Callable[[str], None]
 
 
 class Server(Protocol):
-    """One kind of server; the modules embedded and remote are two. `known` is what server.json says of it."""
+    """One kind of server: embedded, docker and remote are the three. `known` is what server.json says of it."""
 
     def status(self, settings: Settings, known: ServerRecord) -> ServerStatus: ...
 
@@ -51,11 +55,12 @@ class Server(Protocol):
 
 
 def _server(kind: ServerKind) -> Server:
-    if kind is ServerKind.EMBEDDED:
-        return embedded
-    if kind is ServerKind.REMOTE:
-        return remote
-    raise ServerError("Docker servers are not built yet. Use `tritune server start` for the embedded Triton.")
+    kinds: Mapping[ServerKind, Server] = {
+        ServerKind.EMBEDDED: embedded,
+        ServerKind.DOCKER: docker,
+        ServerKind.REMOTE: remote,
+    }
+    return kinds[kind]
 
 
 def _silent(_: str) -> None:
@@ -66,6 +71,8 @@ def start(
     settings: Settings,
     kind: ServerKind = ServerKind.EMBEDDED,
     *,
+    image: str | None = None,
+    gpus: str | None = None,
     port_base: int | None = None,
     progress: Progress | None = None,
 ) -> ServerStatus:
@@ -73,35 +80,57 @@ def start(
 
     As `ensure`, without whether this call started it.
     """
-    return ensure(settings, kind, port_base=port_base, progress=progress)[0]
+    return ensure(settings, kind, image=image, gpus=gpus, port_base=port_base, progress=progress)[0]
 
 
 def ensure(
     settings: Settings,
     kind: ServerKind = ServerKind.EMBEDDED,
     *,
+    image: str | None = None,
+    gpus: str | None = None,
     port_base: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[ServerStatus, bool]:
     """See to it that a server is there: (its status, whether this call started it).
 
     `port_base` P asks for the ports P (HTTP), P+1 (gRPC) and P+2 (metrics); where one is taken the next free
-    three are used and said. Raises ServerError where it cannot start, InputError for an impossible port.
+    three are used and said. `image` and `gpus` (all, none, or indices) are for a Docker server; by default NVIDIA's
+    image, with all GPUs that Docker can give. Raises ServerError where it cannot start, InputError for an impossible
+    port, image or GPU.
     """
     say = progress or _silent
-    if kind is not ServerKind.EMBEDDED:
-        _server(kind)
+    if kind is ServerKind.REMOTE:
         raise ServerError("A remote server is attached to, not started. Use `tritune server attach URL`.")
+    if kind is ServerKind.EMBEDDED and (image or gpus):
+        raise InputError("An image and GPUs are for Docker. Add --kind docker, or leave --image and --gpus out.")
     with _one_at_a_time(settings):
         now = status(settings)
         # One that is starting while this holds the lock was left by a start that was ended: it is started anew.
         if now.state is ServerState.READY and now.endpoints:
-            if now.kind is ServerKind.EMBEDDED:
-                say(f"A Triton is running already at {now.endpoints.http}.")
-            else:
+            _check_same(now, kind, image, gpus)
+            if now.kind is ServerKind.REMOTE:
                 say(f"The server at {now.endpoints.http} is attached; `tritune server stop` lets it go.")
+            else:
+                say(f"A Triton is running already at {now.endpoints.http}.")
             return now, False
+        if now.kind is not None and now.kind is not kind:
+            _end(settings)
+        if kind is ServerKind.DOCKER:
+            wanted = image or images.DEFAULT_IMAGE
+            return docker.start(settings, image=wanted, gpus=gpus, port_base=port_base, progress=say), True
         return embedded.start(settings, port_base=port_base, progress=say), True
+
+
+def _check_same(now: ServerStatus, kind: ServerKind, image: str | None, gpus: str | None) -> None:
+    """Raise ServerError where another container is asked for than the server that runs."""
+    if kind is not ServerKind.DOCKER:
+        return
+    is_same = now.kind is kind and now.image == (image or images.DEFAULT_IMAGE) and (gpus is None or now.gpus == gpus)
+    if not is_same:
+        what = f"{now.image} with GPUs {now.gpus}" if now.kind is kind else f"another server ({now.kind})"
+        http = now.endpoints.http if now.endpoints else ""
+        raise ServerError(f"This installation already has {what} at {http}. Stop it first: `tritune server stop`.")
 
 
 def restart(settings: Settings, *, progress: Progress | None = None) -> ServerStatus:
@@ -130,10 +159,11 @@ def attach(
     say = progress or _silent
     endpoints = remote.parse(url, grpc=grpc, metrics=metrics, headers=headers or {}, tls=tls)
     with _one_at_a_time(settings):
-        known = record.read(settings)
-        if known and known.kind is ServerKind.EMBEDDED and known.is_running:
+        now = status(settings)
+        is_up = now.state in (ServerState.READY, ServerState.STARTING) or now.pid or now.container
+        if is_up and now.endpoints and now.kind is not ServerKind.REMOTE:
             raise ServerError(
-                f"This installation's own Triton runs at {known.endpoints.http}. Stop it first: `tritune server stop`."
+                f"This installation's own Triton runs at {now.endpoints.http}. Stop it first: `tritune server stop`."
             )
         return remote.attach(settings, endpoints, progress=say)
 
@@ -149,12 +179,18 @@ def status(settings: Settings) -> ServerStatus:
 def stop(settings: Settings) -> ServerStatus:
     """End this installation's server (a remote one is only let go). Nothing to stop is no error."""
     with _one_at_a_time(settings):
-        known = record.read(settings)
-        if known is not None:
-            _server(known.kind).stop(settings, known)
-        record.forget(settings)
-        launch.clear(settings)
+        _end(settings)
     return ServerStatus(ServerState.STOPPED)
+
+
+def _end(settings: Settings) -> None:
+    known = record.read(settings)
+    if known is not None:
+        _server(known.kind).stop(settings, known)
+    else:
+        docker.remove_leftovers(settings)
+    record.forget(settings)
+    launch.clear(settings)
 
 
 def logs(settings: Settings, lines: int = 200) -> str:
@@ -174,11 +210,21 @@ def connect(settings: Settings) -> Triton:
     if now.state is ServerState.FAILED:
         raise ServerDownError(
             f"No Triton is running: {(now.reason or 'it failed').rstrip('.')}. Start it again with "
-            "`tritune server start`."
-            if known.kind is ServerKind.EMBEDDED
+            f"`tritune server start{' --kind docker' if known.kind is ServerKind.DOCKER else ''}`."
+            if known.kind is not ServerKind.REMOTE
             else f"{now.reason} Attach again with `tritune server attach URL` when it is back."
         )
     return _server(known.kind).connect(settings, known)
+
+
+def onnx_limits(settings: Settings) -> OnnxLimits | None:
+    """Which opset and IR version this installation's server takes: of the embedded one where none is known yet; None
+    where nobody can tell (a remote server, an image that is not known).
+    """
+    known = record.read(settings)
+    if known is None or known.kind is ServerKind.EMBEDDED:
+        return embedded.onnx_limits(settings)
+    return docker.onnx_limits(known) if known.kind is ServerKind.DOCKER else None
 
 
 @contextlib.contextmanager

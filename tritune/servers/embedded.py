@@ -19,8 +19,8 @@ from typing import Any
 from tritune import model_syntax
 from tritune.errors import InputError, ServerError, TrituneError
 from tritune.plan import MODEL_NAME_PATTERN, Endpoints
-from tritune.servers import launch, record
-from tritune.servers.environment import is_set_up, set_up, unsupported_reason
+from tritune.servers import images, launch, record
+from tritune.servers.environment import is_set_up, requirements_file, set_up, unsupported_reason
 from tritune.servers.record import ServerKind, ServerRecord, ServerState, ServerStatus
 from tritune.settings import DEFAULT_HTTP_PORT, Settings
 from tritune.triton import Triton, check_model_name
@@ -183,6 +183,15 @@ def _load_all(settings: Settings, known: ServerRecord, progress: Callable[[str],
                 progress(f"Loaded {name}.")
 
 
+def onnx_limits(settings: Settings) -> images.OnnxLimits | None:
+    """What the ONNX Runtime of the environment's pins takes."""
+    with contextlib.suppress(OSError):
+        for line in requirements_file(settings).read_text().splitlines():
+            if line.startswith("onnxruntime=="):
+                return images.limits_of(line.partition("==")[2].strip())
+    return None
+
+
 def model_folders(repository: Path) -> list[str]:
     """Names of the repository's folders that hold a version; hidden ones are half-written and left out."""
     try:
@@ -305,7 +314,8 @@ def connect(settings: Settings, known: ServerRecord) -> Triton:
             load_began_at = settings.server_log.stat().st_size
         check_model_name(name)
         if config is None:
-            check_loadable(settings.model_repo, name)
+            for repository in (settings.model_repo, settings.variants):
+                check_loadable(repository, name)
         else:
             check_given(config, name)
 

@@ -122,6 +122,7 @@ def command_line(folder: Path, endpoints: Endpoints) -> list[str]:
     return [
         str(tritonserver(folder / "env")),
         f"--model-repository={folder / 'models'}",
+        f"--model-repository={folder / 'variants'}",
         f"--backend-directory={folder / 'backends'}",
         # The regions in /dev/shm bear the folder's name, so that a killed server's can be found and removed.
         f"--backend-config=python,shm-region-prefix-name={folder.name}-",
@@ -167,6 +168,8 @@ def private_folder(settings: Settings) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=_prefix(settings), dir=root))
     (folder / "env").symlink_to(settings.embedded_env.absolute())
     (folder / "models").symlink_to(settings.model_repo.absolute())
+    settings.variants.mkdir(parents=True, exist_ok=True)
+    (folder / "variants").symlink_to(settings.variants.absolute())
     # The library alone, not its folder: a distribution's folder would put all its libraries before Triton's.
     (folder / "lib").mkdir()
     (folder / "lib" / library.name).symlink_to(library.resolve())

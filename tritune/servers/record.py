@@ -43,7 +43,8 @@ class ServerStatus:
     """This installation's server as it is now.
 
     `control` and `statistics` say whether models can be loaded and counters read there (None: not known);
-    `reason` is one sentence where the state is FAILED; `started_at` is in unix seconds.
+    `reason` is one sentence where the state is FAILED; `started_at` is in unix seconds. Of a Docker server:
+    `container` is its id, `image` its name and tag, `gpus` what it was given (all, none or indices).
     """
 
     state: ServerState
@@ -55,6 +56,9 @@ class ServerStatus:
     control: bool | None = None
     statistics: bool | None = None
     started_at: float | None = None
+    container: str | None = None
+    image: str | None = None
+    gpus: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `tritune server status --json` prints; `control_header` is `name: value`."""
@@ -72,6 +76,9 @@ class ServerStatus:
             "control": self.control,
             "statistics": self.statistics,
             "started_at": self.started_at,
+            "container": self.container,
+            "image": self.image,
+            "gpus": self.gpus,
         }
 
 
@@ -80,7 +87,8 @@ class ServerRecord:
     """The content of server.json.
 
     A process is named by pid, start time (clock ticks since boot, /proc/<pid>/stat) and boot: a pid alone is
-    reused. `folder` is the private temporary folder of an embedded server.
+    reused. `folder` is the private temporary folder of an embedded server; a Docker server has its container's
+    id instead of a process.
     """
 
     state: ServerState
@@ -95,6 +103,9 @@ class ServerRecord:
     control: bool | None = None
     statistics: bool | None = None
     reason: str | None = None
+    container: str | None = None
+    image: str | None = None
+    gpus: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         document = {name: getattr(self, name) for name in self.__slots__}
@@ -128,6 +139,9 @@ class ServerRecord:
             control=self.control,
             statistics=self.statistics,
             started_at=self.started_at,
+            container=self.container,
+            image=self.image,
+            gpus=self.gpus,
         )
 
     @property
@@ -152,6 +166,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "control": (bool,),
     "statistics": (bool,),
     "reason": (str,),
+    "container": (str,),
+    "image": (str,),
+    "gpus": (str,),
 }
 
 
