@@ -82,11 +82,13 @@ def _laplacian(weights: Floats, counts: Floats) -> Floats:
     """The blocks' normal equations after the candidates are eliminated: diag(cells per block) - sum of m m' / n."""
     there = weights * counts[..., None]
     totals = there.sum(axis=-2)
-    return totals[..., None] * np.eye(totals.shape[-1]) - np.swapaxes(there, -1, -2) @ weights
+    found: Floats = totals[..., None] * np.eye(totals.shape[-1]) - _last(there) @ weights
+    return found
 
 
 def _last(rows: Floats) -> Floats:
-    return np.swapaxes(rows, -1, -2)
+    turned: Floats = np.swapaxes(rows, -1, -2)
+    return turned
 
 
 def _level_variance(

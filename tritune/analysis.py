@@ -296,12 +296,26 @@ def _differences(trial: Trial, baseline: Trial) -> Iterable[MeasurementWarning]:
             f"{pair} had different loads ({describe_load(load)}; {describe_load(other)}), so their ratio is about the "
             "load as well. Measure both under one load.",
         )
-    for code, what, names in (
-        ("hardware_differs", "hardware", ("machine.cpu", "machine.cores", "machine.memory_gib")),
-        ("path_differs", "server or network path", ("server_kind", "server_host")),
-        ("versions_differ", "versions", ("triton_version", "generator_versions", "tritune_version")),
-        ("model_differs", "model file", ("model_sha256",)),
-    ):
+    yield from surroundings_differ(trial, baseline)
+
+
+_SURROUNDINGS = (
+    ("hardware_differs", "hardware", ("machine.cpu", "machine.cores", "machine.memory_gib")),
+    ("path_differs", "server or network path", ("server_kind", "server_host")),
+    ("versions_differ", "versions", ("triton_version", "generator_versions", "tritune_version")),
+    ("model_differs", "model file", ("model_sha256",)),
+)
+
+
+def surroundings(trial: Trial) -> tuple[str, ...]:
+    """What a trial was measured on and with, one text for hardware, path, versions and model file."""
+    return tuple(str([_provenance(trial, name) for name in names]) for _, _, names in _SURROUNDINGS)
+
+
+def surroundings_differ(trial: Trial, baseline: Trial) -> Iterable[MeasurementWarning]:
+    """What differs in hardware, path, versions or model file, and so may be the reason for a ratio."""
+    pair = f"{trial.trial_id} and {baseline.trial_id}"
+    for code, what, names in _SURROUNDINGS:
         parts = [
             f"{name.split('.')[-1]} {_short(mine)} against {_short(theirs)}"
             for name in names
