@@ -142,6 +142,11 @@ class Settings:
         return self.results / "trials"
 
     @property
+    def variants(self) -> Path:
+        """A second model repository: configurations that a study serves side by side."""
+        return self.results / "variants"
+
+    @property
     def uploads(self) -> Path:
         return self.results / "uploads"
 

@@ -39,7 +39,7 @@ class Job:
 class Cell:
     """Where a trial stands in a study: its candidate and load by number, and what it is there for.
 
-    `role`: `measure`; `drift`: the round's first cell once more; `warm`: served alone, for the A/A of side by side.
+    `role`: `measure`; `drift`: the round's first cell once more; `alone` and `together`: the A/A of side by side.
     """
 
     candidate: int

@@ -5,7 +5,7 @@ are inserted when it begins, so that leaving out, stopping and searching are fun
 has to survive: after a kill the same rows go on.
 
 Belongs here: the order of these steps. Never: which combinations exist (study_space), what readings say (verdicts), how
-one trial is made (trial), how configurations take turns (turns).
+one trial is made (trial), how configurations take turns (turns, side_by_side).
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tritune import model_config, onnx_model, servers, study_result, study_space, trial, verdicts
+from tritune import (
+    model_config,
+    onnx_model,
+    servers,
+    side_by_side,
+    study_result,
+    study_space,
+    trial,
+    variants,
+    verdicts,
+)
 from tritune.errors import InputError, LoadTestError, ServerDownError, ServerError, TritonRefusedError, TrituneError
 from tritune.load_plan import LoadPlan
 from tritune.model_config import ModelConfig
@@ -143,6 +153,7 @@ class _Running:
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def to_the_end(self) -> Mapping[str, Any]:
+        self.begin()
         while True:
             self.read()
             number = max((made.round for made in self.trials), default=0)
@@ -156,6 +167,8 @@ class _Running:
             if again := self.to_repeat(number):
                 self.insert(number, again)
                 continue
+            if not number and self.trials:
+                self.decide()
             if number:
                 settled = self.settle(number)
                 if settled.stop or number >= self.plan.rounds:
@@ -210,6 +223,29 @@ class _Running:
             rows.append((load, self.candidates[cell.candidate].configuration, cell, number, attempt))
         self.store.insert_trials(self.job.id, rows)
 
+    # --- side by side -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Serve as it was decided, or (before the first round) insert the rows of the A/A that decides it."""
+        notes = [note for note in self.job.notes if note["code"] == side_by_side.CODE]
+        if notes and not notes[-1].get("good"):
+            return
+        if not notes and not self.trials and side_by_side.wanted(self.plan, len(self.candidates)):
+            if why := variants.possible(self.context.settings, self.plan.model, len(self.candidates)):
+                self.store.note_job(self.job.id, side_by_side.CODE, f"Configurations are reloaded in turn: {why}.")
+                return
+            self.insert(0, [(cell, 1) for cell in side_by_side.rows(0)])
+        elif not notes and not any(made.round == 0 for made in self.trials):
+            return
+        self.turns.side_by_side()
+
+    def decide(self) -> None:
+        """After the A/A: side by side, or in turn."""
+        good, said = side_by_side.judge(self.trials)
+        self.store.note_job(self.job.id, side_by_side.CODE, said, good=good)
+        if not good:
+            self.turns.in_turn()
+
     # --- what did not go well -----------------------------------------------------------------------------------------
 
     def to_repeat(self, number: int) -> list[tuple[Cell, int]]:
@@ -263,6 +299,10 @@ class _Running:
         part = self.part(row, candidate, number, waiting)
         try:
             part.progress("Taking its turn")
+            if cell.role == side_by_side.ALONE:
+                self.turns.alone(cell.candidate)
+            elif cell.role == side_by_side.TOGETHER:
+                self.turns.together(part.progress)
             served_as = self.turns.serve(cell.candidate, row.plan, part.progress)
             trial.run(
                 part,

@@ -1,7 +1,7 @@
-"""How a study's configurations take turns on one server: reloaded in turn, and what was found there put back.
+"""How a study's configurations take turns on one server: reloaded in turn, or side by side under names of their own.
 
-The model is loaded with each configuration as an override; the user's config.pbtxt is never touched, and what the
-server served before is served again when the study ends.
+In turn, the model is loaded with each configuration as an override: the user's config.pbtxt is never touched, and what
+the server served before is served again when the study ends.
 
 Belongs here: serving a candidate, putting back. Never: which candidate comes next (study), rows, statistics.
 """
@@ -17,6 +17,7 @@ from tritune.errors import InputError, ServerError
 from tritune.load_plan import LoadPlan
 from tritune.model_config import ModelConfig
 from tritune.settings import Settings
+from tritune.variants import Variants, clear
 
 Progress = Callable[[str], None]
 
@@ -33,7 +34,32 @@ class Turns:
         self._configs = configs
         self._found = found
         self._served: int | None = None
+        self._variants: Variants | None = None
         self.reload_s: list[float] = []
+
+    def side_by_side(self) -> None:
+        """Serve candidates under names of their own from now on. Raises InputError where that cannot be."""
+        self._variants = Variants(self._settings, self._model, self._configs)
+        self._variants.make()
+
+    def in_turn(self) -> None:
+        """Reload candidates in turn from now on."""
+        if self._variants is not None:
+            clear(self._settings)
+            self._variants = None
+
+    def alone(self, candidate: int) -> None:
+        """Unload every variant but this one."""
+        if self._variants is not None:
+            self._variants.unload_others(servers.connect(self._settings), candidate)
+
+    def together(self, progress: Progress) -> None:
+        """Load every variant."""
+        if self._variants is not None:
+            triton = servers.connect(self._settings)
+            for candidate in range(len(self._configs)):
+                progress(f"Loading configuration {candidate + 1} of {len(self._configs)}")
+                self._variants.load(triton, candidate)
 
     def serve(self, candidate: int, load: LoadPlan, progress: Progress) -> str:
         """Serve a candidate, warmed up for this load; returns the name it is served by.
@@ -41,6 +67,11 @@ class Turns:
         Raises TritonRefusedError with Triton's reason, ServerDownError.
         """
         triton = servers.connect(self._settings)
+        if self._variants is not None:
+            name = self._variants.name(candidate)
+            self._variants.load(triton, candidate)
+            deploy.warm(triton, name, load, progress)
+            return name
         if self._served != candidate or not triton.model_ready(self._model):
             progress(f"Serving the next configuration of {self._model}")
             began = time.monotonic()
@@ -53,9 +84,12 @@ class Turns:
     def lost(self) -> None:
         """The server was started anew, and serves what its files say."""
         self._served = None
+        if self._variants is not None:
+            self._variants.forget()
 
     def put_back(self) -> str | None:
         """Serve again what was found before the study; returns a sentence where that could not be done."""
+        self.in_turn()
         if self._served is None:
             return None
         self._served = None
@@ -63,7 +97,9 @@ class Turns:
 
 
 def put_back(settings: Settings, model: str, found: Mapping[str, Any] | None) -> str | None:
-    """Serve `found` again where something else is served; returns a sentence where that could not be done."""
+    """Serve `found` again where something else is served, without variants; returns a sentence where that could not be
+    done."""
+    clear(settings)
     try:
         triton = servers.connect(settings)
         if found is None:

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from tritune.errors import InputError, StoreError
 from tritune.load_plan import LoadPlan
 from tritune.plan import Configuration, JobKind, JobState, TrialState
 from tritune.settings import Settings
-from tritune.store import Store, study_number, trial_number
+from tritune.store import Cell, Store, study_number, trial_number
 
 PLAN = LoadPlan(model="mnist", concurrency=8)
 CONFIGURATION = Configuration(max_batch_size=16, dynamic_batching=True, preferred_batch_size=(4, 8))
@@ -271,3 +272,103 @@ def test_a_full_disk_gets_one_sentence_and_keeps_what_was_finished(tmp_path: Pat
         store.close()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+# --- studies ---------------------------------------------------------------------------------------------------------
+
+CELLS = [(PLAN, CONFIGURATION, Cell(0, 0), 1, 1), (PLAN, CONFIGURATION, Cell(1, 0), 1, 1)]
+
+
+def test_a_rounds_trials_wait_in_their_order_and_each_is_claimed_once(store: Store) -> None:
+    job_id = store.insert_job(JobKind.SWEEP, {})
+    store.insert_trials(job_id, CELLS)
+    first, second = reversed(store.trials(study_id=f"s{job_id}"))
+    assert [first.cell, second.cell] == [Cell(0, 0), Cell(1, 0)]
+    assert first.state is TrialState.WAITING
+    assert [store.claim_trial(first.trial_id), store.claim_trial(first.trial_id)] == [True, False]
+    store.set_configuration(first.trial_id, None)
+    assert store.trial(first.trial_id).configuration is None
+    store.finish_trial(first.trial_id, TrialState.FINISHED, measurement={"a": 1})
+    store.set_configuration(first.trial_id, CONFIGURATION)  # a finished trial is immutable
+    store.end_waiting_trials(job_id, reason="enough")
+    ended = [(trial.state, trial.error) for trial in reversed(store.trials(study_id=f"s{job_id}"))]
+    assert ended == [(TrialState.FINISHED, None), (TrialState.CANCELLED, "enough")]
+    assert store.trial(first.trial_id).configuration is None
+
+
+def test_a_lost_study_is_interrupted_keeps_its_waiting_trials_and_goes_on(store: Store, clock: Clock) -> None:
+    job_id = store.insert_job(JobKind.SWEEP, {})
+    store.claim("a")
+    store.insert_trials(job_id, CELLS)
+    running = store.trials(study_id=f"s{job_id}")[-1].trial_id
+    store.claim_trial(running)
+    clock.now += 60
+    assert store.fail_lost(reason="worker lost") == (job_id,)
+    assert store.job(job_id).state is JobState.INTERRUPTED
+    states = [trial.state for trial in reversed(store.trials(study_id=f"s{job_id}"))]
+    assert states == [TrialState.FAILED, TrialState.WAITING]
+    assert store.requeue_job(job_id)
+    assert not store.requeue_job(job_id)  # it waits already
+    again = store.claim("b")
+    assert again is not None
+    assert again.id == job_id
+    assert again.error is None
+
+
+def test_notes_of_a_job_are_kept_one_after_another(store: Store) -> None:
+    job_id = store.insert_job(JobKind.SWEEP, {})
+    assert store.job(job_id).notes == ()
+    store.note_job(job_id, "a", "first")
+    store.note_job(job_id, "b", "second", good=True)
+    assert [note["code"] for note in store.job(job_id).notes] == ["a", "b"]
+    assert store.job(job_id).notes[1]["good"] is True
+
+
+def test_a_study_is_deleted_with_its_trials_once_it_is_over(store: Store) -> None:
+    job_id = store.insert_job(JobKind.SWEEP, {})
+    store.insert_trials(job_id, CELLS)
+    with pytest.raises(InputError, match="not over"):
+        store.delete_job(job_id)
+    store.request_cancel(job_id)
+    assert len(store.delete_job(job_id)) == 2
+    assert store.trials(study_id=f"s{job_id}") == ()
+    with pytest.raises(InputError, match="no study or job"):
+        store.job(job_id)
+
+
+def test_installations_that_share_a_database_do_only_their_own_jobs(url: str, clock: Clock) -> None:
+    here, there = (Store(url, home=home, clock=clock) for home in ("here", "there"))
+    job_id = here.insert_job(JobKind.TUNE, {})
+    assert there.claim("t") is None
+    assert there.job(job_id).state is JobState.WAITING  # but all are seen
+    claimed = here.claim("h")
+    assert claimed is not None
+    assert claimed.id == job_id
+    assert there.fail_lost(older_than_s=0.0) == ()
+    assert here.fail_lost(older_than_s=0.0) == (job_id,)
+    there.requeue_job(job_id)  # resumed there, it is done there
+    assert here.claim("h") is None
+    moved = there.claim("t")
+    assert moved is not None
+    assert moved.id == job_id
+    here.close(), there.close()
+
+
+def test_a_database_of_the_first_schema_is_brought_up_to_date_with_its_rows(url: str, clock: Clock) -> None:
+    store = Store(url, clock=clock)
+    job_id = store.insert_job(JobKind.LOAD_TEST, {})
+    trial_id = store.start_trial(job_id, PLAN, configuration=None, labels={}, note="")
+    with store._engine.begin() as connection:
+        for table, column in (("jobs", "notes"), ("jobs", "home"), ("trials", "cell")):
+            connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
+        connection.execute(sa.text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
+    store.close()
+    with ThreadPoolExecutor(4) as pool:  # several programs of the new version begin at once
+        opened = list(pool.map(lambda _: Store(url, home="h", clock=clock), range(4)))
+    assert opened[0].trial(trial_id).cell is None
+    assert opened[0].job(job_id).notes == ()
+    claimed = opened[1].claim("w")  # of a time that knew no homes: anybody's
+    assert claimed is not None
+    assert claimed.id == job_id
+    for each in opened:
+        each.close()
