@@ -98,7 +98,7 @@ def spectra(curves: pd.DataFrame, colors: Mapping[str, str], load: str) -> Chart
     y = alt.Y(
         "latency_ms:Q",
         title="Latency, ms (logarithmic)",
-        scale=alt.Scale(type="log", nice=True),
+        scale=alt.Scale(type="log", nice=False, padding=16),
         axis=alt.Axis(format="~g", tickCount=5, labelOverlap=True),
     )
     marked = drawn[drawn["nines"].round(6).isin(NINES)]

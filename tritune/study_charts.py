@@ -93,7 +93,7 @@ def frontier(cells: pd.DataFrame, limit_ms: float | None, least_ips: float | Non
     faint = alt.condition(f"indexof({[BEST, EQUAL, BASELINE]}, datum.standing) >= 0", alt.value(1), alt.value(0.4))
     color = _standing(drawn, "color")
     best = drawn[drawn["on_frontier"]].sort_values(["load", "throughput_ips"])
-    lines = alt.Chart(best).mark_line(color=NO_COLOR, strokeWidth=1.5, opacity=0.9)
+    lines = alt.Chart(best).mark_line(color=PALETTE[0], strokeWidth=2, opacity=0.7)
     ends = best.drop_duplicates("load", keep="last")
     dash = alt.StrokeDash("load_words:N", sort=list(best["load_words"].unique()), legend=None)
     layers: list[Any] = [
@@ -192,7 +192,7 @@ def heat_map(
     ]
     told = "; ".join(f"{row.across} and {row.down}: {row.text}" for row in drawn.itertuples(index=False))
     return finish(
-        alt.layer(*layers),
+        alt.layer(*layers).resolve_scale(color="independent"),
         f"{title} by two knobs, {unit}, {load}",
         f"Heat map of {title.lower()} in {unit} under {load} by {across[0]} (across) and {down[0]} (down); darker is "
         f"better. {told or 'Nothing was measured yet'}.",
@@ -350,7 +350,7 @@ def _log_y(field: str, title: str) -> alt.Y:
     return alt.Y(
         f"{field}:Q",
         title=title,
-        scale=alt.Scale(type="log", nice=True),
+        scale=alt.Scale(type="log", nice=False, padding=24),
         axis=alt.Axis(format="~g", tickCount=5, labelOverlap=True),
     )
 

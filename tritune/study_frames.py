@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from tritune.analysis import UNKNOWN_CONFIGURATION
 from tritune.doubts import as_served
 from tritune.frames import SERVER_PARTS
 from tritune.load_plan import describe_arrivals
@@ -47,7 +48,7 @@ def candidates(document: Document) -> dict[int, Document]:
 
 def labels(document: Document) -> dict[int, str]:
     """What differs between the configurations, by number; the baseline says so."""
-    baseline = int(document["baseline"]["candidate"])
+    baseline = _baseline(document)
     return {
         number: f"{each['label']}{' (baseline)' if number == baseline and 'baseline' not in each['label'] else ''}"
         for number, each in candidates(document).items()
@@ -56,46 +57,51 @@ def labels(document: Document) -> dict[int, str]:
 
 def loads(document: Document) -> dict[int, Document]:
     """The study's loads by number: documents of LoadPlan.load()."""
-    return {int(each["load"]): each.get("plan", each) for each in document["loads"]}
+    return {int(each["load"]): each["plan"] for each in document["loads"]}
 
 
 def load_words(document: Document) -> dict[int, str]:
     """Each load in the few words that tell it from the others: `8 clients`, or all of it where that is not enough."""
-    short = {int(each["load"]): describe_arrivals(_plan(each)) for each in document["loads"]}
+    short = {int(each["load"]): describe_arrivals(each["plan"]) for each in document["loads"]}
     whole = {int(each["load"]): str(each["describe"]) for each in document["loads"]}
     return short if len(set(short.values())) == len(short) else whole
-
-
-def _plan(load: Document) -> Document:
-    found: Document = load.get("plan", load)
-    return found
 
 
 def keys(document: Document) -> dict[int, str]:
     """Each configuration in the words by which it has its colour on every page (analysis.configuration_key)."""
     return {
-        number: f"{document['model']}: {as_served(Configuration.from_dict(each['configuration'])).describe()}"
+        number: f"{document['model']}: {as_served(found).describe() if found else UNKNOWN_CONFIGURATION}"
+        for number, found in configurations(document).items()
+    }
+
+
+def configurations(document: Document) -> dict[int, Configuration | None]:
+    """Each configuration by its number; None where an import does not tell it."""
+    return {
+        number: Configuration.from_dict(each["configuration"]) if each.get("configuration") else None
         for number, each in candidates(document).items()
     }
+
+
+def _baseline(document: Document) -> int | None:
+    return int(document["baseline"]["candidate"]) if document.get("baseline") else None
 
 
 def standings(document: Document, load: int | None = None) -> dict[int, str]:
     """What each configuration is in the study's result: under one load, or (None) under any."""
     found = {number: OUT if each["state"] == "out" else OTHER for number, each in candidates(document).items()}
-    found[int(document["baseline"]["candidate"])] = BASELINE
+    for cell in document["cells"]:
+        if cell["load"] == load and cell.get("state") == "out":
+            found[int(cell["candidate"])] = OUT
+    if (baseline := _baseline(document)) is not None:
+        found[baseline] = BASELINE
     if best := document.get("best"):
         for each in best["indistinguishable"]:
-            if load is None or _number(each) == load:
+            if load is None or each["load_number"] == load:
                 found[int(each["candidate"])] = EQUAL
-        if load is None or _number(best) == load:
+        if load is None or best["load_number"] == load:
             found[int(best["candidate"])] = BEST
     return found
-
-
-def _number(of: Document) -> int:
-    """The number of a load, where a document names it beside the load's own document or in its place."""
-    found = of.get("load_number", of["load"])
-    return int(found) if not isinstance(found, Mapping) else int(found["load"])
 
 
 def shown_first(document: Document, most: int = 6) -> list[int]:
@@ -189,12 +195,12 @@ def series(document: Document) -> dict[str, list[int]]:
 
 def varied(document: Document) -> dict[str, str]:
     """The knobs that differ between the study's configurations, with their names in words."""
-    configurations = [each["configuration"] for each in candidates(document).values()]
-    names = dict.fromkeys([*KNOBS, *(name for each in configurations for name in each)])
+    every = [each.get("configuration") or {} for each in candidates(document).values()]
+    names = dict.fromkeys([*KNOBS, *(name for each in every for name in each)])
     return {
         name: KNOBS.get(name, name.replace("_", " ").capitalize())
         for name in names
-        if len({knob_words(each, name) for each in configurations}) > 1
+        if len({knob_words(each, name) for each in every}) > 1
     }
 
 
@@ -223,7 +229,7 @@ def knob_frame(document: Document, load: int, across: str, down: str, value: str
     """
     cells = cell_frame(document)
     cells = cells[(cells["load"] == load) & cells[value].notna()]
-    found = {number: each["configuration"] for number, each in candidates(document).items()}
+    found = {number: each.get("configuration") or {} for number, each in candidates(document).items()}
     cells = cells.assign(
         across=[knob_words(found[number], across) for number in cells["candidate"]],
         down=[knob_words(found[number], down) for number in cells["candidate"]],
@@ -241,8 +247,9 @@ def knob_order(document: Document, name: str) -> list[str]:
     """A knob's values in words, in their natural order, what is off or default first."""
     found: dict[str, tuple[Any, ...]] = {}
     for each in candidates(document).values():
-        value = each["configuration"].get(name)
-        words = knob_words(each["configuration"], name)
+        configuration = each.get("configuration") or {}
+        value = configuration.get(name)
+        words = knob_words(configuration, name)
         if words in ("no batching", "none", "default"):
             found[words] = (0, {"no batching": 0, "default": 1, "none": 2}[words])
         elif isinstance(value, list | tuple):

@@ -6,7 +6,6 @@ numbers for charts (study_frames), widgets.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from tritune.study_frames import (
     Document,
     batch_sizes,
     candidates,
+    configurations,
     labels,
     load_words,
     loads,
@@ -32,15 +32,13 @@ def change_words(ratio: Document | None) -> str:
     """`+12.3 % (+9.8 to +14.9)`; a dash where there is no ratio."""
     if not ratio or ratio.get("value") is None:
         return "–"
-    words = f"{'≥ ' if ratio.get('at_least') else ''}{_percent(ratio['value'])} %"
+    bound = "≥ " if ratio.get("at_least") else "≤ " if ratio.get("at_most") else ""
+    words = f"{bound}{_percent(ratio['value'])} %"
     bounds = ratio.get("ci95")
     return f"{words} ({_percent(bounds[0])} to {_percent(bounds[1])})" if bounds else words
 
 
-def _percent(ratio: float | None) -> str:
-    """A ratio as a change; where an interval is open, it says so."""
-    if ratio is None or not math.isfinite(ratio):
-        return "?"
+def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f}"
 
 
@@ -79,18 +77,17 @@ def batching_table(document: Document, load: int) -> list[dict[str, str]]:
     named = labels(document)
     plan = loads(document)[load]
     rows = []
-    for number, each in candidates(document).items():
+    for number, asked in configurations(document).items():
         trials = dict(measured(document, load, [number])).get(number, [])
-        asked = Configuration.from_dict(each["configuration"])
         served = [Configuration.from_dict(trial["configuration"]) for trial in trials if trial.get("configuration")]
         sizes = batch_sizes(trials)
         rows.append(
             {
                 "Configuration": named[number],
-                "Asked": batching_words(asked),
+                "Asked": batching_words(asked) if asked else "not reported",
                 "In effect": batching_words(served[-1]) if served else "–" if trials else "not measured",
                 "Formed": _formed(sizes, int(plan.get("batch", 1))),
-                "Reason": _reason(asked, trials, sizes, plan),
+                "Reason": _reason(asked, trials, sizes, plan) if asked else "",
             }
         )
     return rows

@@ -128,7 +128,9 @@ def study(count: int = 12, rounds: int = 8, *, done: int | None = None, state: s
             {**each, "change": {}, "state": "out" if n == 8 else "kept", "reason": "It is slower.", "after_round": 3}
             for n, each in enumerate(names)
         ],
-        "loads": [{"load": n, "describe": describe_load(plan.load()), **plan.load()} for n, plan in enumerate(plans)],
+        "loads": [
+            {"load": n, "describe": describe_load(plan.load()), "plan": plan.load()} for n, plan in enumerate(plans)
+        ],
         "rounds": {"planned": rounds, "done": finished},
         "left_out": [],
         "baseline": names[0],
@@ -373,8 +375,8 @@ def test_progress_says_what_is_measured_what_runs_and_what_is_left_out() -> None
     assert [row["1 client"] for row in rows[:3]] == ["▶ measuring now", "failed", "–"]
 
 
-def test_an_open_interval_says_so() -> None:
-    assert study_tables.change_words({"value": 1.2, "ci95": [0.9, None]}) == "+20.0 % (-10.0 to ?)"
+def test_a_change_says_its_interval_or_that_it_is_a_bound() -> None:
+    assert study_tables.change_words({"value": 1.2, "ci95": [0.9, 1.5]}) == "+20.0 % (-10.0 to +50.0)"
     assert study_tables.change_words({"value": 1.2, "ci95": None, "at_least": True}) == "≥ +20.0 %"
     assert study_tables.change_words(None) == "–"
 
@@ -382,7 +384,7 @@ def test_an_open_interval_says_so() -> None:
 def test_loads_of_different_kinds_stand_in_different_series() -> None:
     document = copy.deepcopy(WHOLE)
     rate = LoadPlan("mnist", rate_rps=100.0).load()
-    document["loads"].append({"load": 3, "describe": describe_load(rate), **rate})
+    document["loads"].append({"load": 3, "describe": describe_load(rate), "plan": rate})
     assert study_frames.series(document) == {
         "locust http, clients": [0, 1, 2],
         "locust http, requests/s, constant": [3],
