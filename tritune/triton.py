@@ -19,9 +19,17 @@ import urllib3
 
 from tritune.errors import InputError, ServerDownError, ServerError, TritonRefusedError
 from tritune.plan import MODEL_NAME_PATTERN, Endpoints, Signature, TensorSpec
-from tritune.triton_statistics import ModelStatistics, StatisticsDifference, parse_metrics, parse_statistics
+from tritune.triton_statistics import (
+    GpuReading,
+    ModelStatistics,
+    StatisticsDifference,
+    gpu_readings,
+    parse_metrics,
+    parse_statistics,
+)
 
 __all__ = [
+    "GpuReading",
     "ModelStatistics",
     "StatisticsDifference",
     "Triton",
@@ -148,6 +156,10 @@ class Triton:
         if any(group.get("kind") == "KIND_GPU" for group in groups):
             return True
         return None if samples is None else False
+
+    def gpu(self) -> tuple[GpuReading, ...] | None:
+        """What the metrics say of the server's GPUs now; None where they say nothing of any."""
+        return gpu_readings(self.metrics() or {})
 
     # --- one model ---
 

@@ -6,7 +6,7 @@ Belongs here: pure functions on what a server has answered. Never: asking a serv
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,3 +125,61 @@ def parse_metrics(text: str) -> dict[str, float]:
             except ValueError:
                 continue
     return samples
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """What the metrics say of one GPU at one moment; None: not available (under MIG, without DCGM), never zero.
+
+    `utilization` is from 0 to 1.
+    """
+
+    uuid: str
+    utilization: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_w: float | None = None
+
+
+_GPU_METRICS: Mapping[str, str] = {
+    "nv_gpu_utilization": "utilization",
+    "nv_gpu_memory_used_bytes": "memory_used_bytes",
+    "nv_gpu_memory_total_bytes": "memory_total_bytes",
+    "nv_gpu_power_usage": "power_w",
+}
+
+
+def gpu_readings(metrics: Mapping[str, float]) -> tuple[GpuReading, ...] | None:
+    """One reading for each GPU in `parse_metrics`' samples, in the order of their UUIDs; None where there is none."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        match = re.fullmatch(r'(nv_gpu_\w+)\{.*?gpu_uuid="([^"]+)".*\}', name)
+        if match and (field := _GPU_METRICS.get(match[1])):
+            found.setdefault(match[2], {})[field] = value
+    return tuple(GpuReading(uuid, **fields) for uuid, fields in sorted(found.items())) or None
+
+
+def gpu_document(readings: Sequence[tuple[float, Sequence[GpuReading] | None]]) -> dict[str, Any] | None:
+    """What is kept with a trial of readings at seconds of its window; None (not available) where none had a GPU.
+
+    {gpus: [{uuid, utilization {mean, max}, memory_used_bytes {mean, max}, memory_total_bytes, power_w {mean, max}}],
+    series: [{at_s, uuid, utilization, memory_used_bytes}]}; what is not available is None.
+    """
+    series = [(at_s, gpu) for at_s, gpus in readings for gpu in gpus or ()]
+    if not series:
+        return None
+
+    def summary(uuid: str, field: str) -> dict[str, float] | None:
+        values = [getattr(gpu, field) for _, gpu in series if gpu.uuid == uuid and getattr(gpu, field) is not None]
+        return {"mean": sum(values) / len(values), "max": max(values)} if values else None
+
+    gpus = []
+    for uuid in sorted({gpu.uuid for _, gpu in series}):
+        total = summary(uuid, "memory_total_bytes")
+        parts = {field: summary(uuid, field) for field in ("utilization", "memory_used_bytes", "power_w")}
+        gpus.append({"uuid": uuid, **parts, "memory_total_bytes": total["max"] if total else None})
+    points = [
+        {"at_s": at_s, "uuid": g.uuid, "utilization": g.utilization, "memory_used_bytes": g.memory_used_bytes}
+        for at_s, g in series
+    ]
+    return {"gpus": gpus, "series": points}

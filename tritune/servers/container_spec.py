@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tritune.plan import Endpoints
-from tritune.servers import embedded, launch
+from tritune.servers import embedded, engine, launch
 from tritune.settings import Settings
 
 EXIT_TIMEOUT_S = 5  # how long Triton waits for open connections when it is told to stop
@@ -27,12 +27,11 @@ def creation(
     settings: Settings, image: str, gpus: str, endpoints: Endpoints, *, raises_limits: bool = True
 ) -> dict[str, Any]:
     """The arguments of the container: what it may see, use and publish; `raises_limits`: NVIDIA's memlock and stack."""
-    from docker.types import DeviceRequest, Mount, Ulimit
-
+    types = engine.sdk().types
     requests = []
     if gpus != "none":
         which = {"count": -1} if gpus == "all" else {"device_ids": gpus.split(",")}
-        requests = [DeviceRequest(capabilities=[["gpu"]], **which)]
+        requests = [types.DeviceRequest(capabilities=[["gpu"]], **which)]
     hosts = (str(address).rpartition(":") for address in (endpoints.http, endpoints.grpc, endpoints.metrics))
     return {
         "command": command_line(endpoints),
@@ -45,11 +44,13 @@ def creation(
             IMAGE_LABEL: image,
             MODELS_LABEL: str(settings.model_repo.absolute()),
         },
-        "mounts": [Mount(MODELS, str(settings.model_repo.absolute()), type="bind", read_only=True)],
+        "mounts": [types.Mount(MODELS, str(settings.model_repo.absolute()), type="bind", read_only=True)],
         "ports": {port: (host, int(number)) for port, (host, _, number) in zip(PORTS, hosts, strict=True)},
         "device_requests": requests,
         "shm_size": "1g",
-        "ulimits": [Ulimit(name=name, soft=most, hard=most) for name, most in LIMITS.items()] if raises_limits else [],
+        "ulimits": [types.Ulimit(name=name, soft=most, hard=most) for name, most in LIMITS.items()]
+        if raises_limits
+        else [],
         "security_opt": ["no-new-privileges"],
     }
 

@@ -357,9 +357,7 @@ def _remove_all(settings: Settings, client: Any) -> None:
 
 def _end(settings: Settings, container: Any, timeout_s: int) -> None:
     """Stop one container, keep its log and remove it; one that is gone meanwhile is no fault."""
-    import docker
-
-    with contextlib.suppress(docker.errors.NotFound):
+    with contextlib.suppress(engine.sdk().errors.NotFound):
         if container.status == "running":
             container.stop(timeout=timeout_s)
         if container.status != "created":

@@ -6,6 +6,7 @@ Belongs here: the docker SDK's client and the sentences for its failures. Never:
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import socket
@@ -34,6 +35,11 @@ class PortTaken(Exception):
 
 class LimitRefused(Exception):
     """The engine may not raise a resource limit: it runs without root's rights, or with fewer."""
+
+
+def sdk() -> Any:
+    """The docker SDK, loaded where it is needed; by name, since the project's folder docker/ hides it from mypy."""
+    return importlib.import_module("docker")
 
 
 def address(environ: Mapping[str, str] = os.environ) -> str:
@@ -65,9 +71,9 @@ def connected(what: str, timeout_s: float = TIMEOUT_S) -> Iterator[Any]:
 
     What is missing, a port that is taken and a limit that is refused have exceptions of their own.
     """
-    import docker
     import requests
 
+    docker = sdk()
     where = address()
     client = None
     try:
