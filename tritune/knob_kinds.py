@@ -14,8 +14,8 @@ from typing import Any
 from tritune.errors import InputError
 from tritune.knob_places import Accelerator, Batching, InstanceGpus, InstanceKind, Place, Scalar, Warmup, numbers
 
-NUMBERS = r"\d{1,9}(,\d{1,9})*"
-SHAPES = r"[^\s:,]+:\d+(x\d+)*(,[^\s:,]+:\d+(x\d+)*)*"
+NUMBERS = r"[0-9]{1,9}(,[0-9]{1,9})*"
+SHAPES = r"[^\s:,]+:[0-9]+(x[0-9]+)*(,[^\s:,]+:[0-9]+(x[0-9]+)*)*"
 PATH = r"/[^\x00-\x1f\"\\]*"
 
 

@@ -340,7 +340,7 @@ def parse(name: str, text: str) -> Scalar | None:
     if entry.kind is KnobKind.BOOL:
         value = _ON_OFF.get(text.lower(), text)
     elif entry.kind is KnobKind.INT or (entry.kind is KnobKind.CHOICE and 0 in (entry.choices or {})):
-        value = int(text) if re.fullmatch(r"[+-]?\d{1,19}", text) else text
+        value = int(text) if re.fullmatch(r"[+-]?[0-9]{1,19}", text) else text
     elif entry.form == NUMBERS:
         value = ",".join(text.replace(",", " ").split())
     return entry.check(value)
