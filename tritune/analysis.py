@@ -108,7 +108,7 @@ def _features(trial: Trial) -> dict[str, str]:
     if trial.configuration is None:
         found["batching"] = UNKNOWN_CONFIGURATION
     else:
-        found |= _configuration_features(trial.configuration)
+        found |= configuration_features(trial.configuration)
     if version := trial.provenance.get("model_version"):
         found["version"] = f"version {version}"
         found.pop("model_version", None)
@@ -119,7 +119,8 @@ def _features(trial: Trial) -> dict[str, str]:
     return found
 
 
-def _configuration_features(configuration: Configuration) -> dict[str, str]:
+def configuration_features(configuration: Configuration) -> dict[str, str]:
+    """What a configuration is, piece by piece, each in the few words of a label."""
     served = as_served(configuration)
     found = {"max": f"max batch {served.max_batch_size}"}
     if not served.dynamic_batching:
