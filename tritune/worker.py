@@ -379,10 +379,13 @@ def is_running(settings: Settings) -> bool:
 
 
 def ensure(settings: Settings) -> None:
-    """Start a detached worker where none is at work. Safe to call often.
+    """Start a detached worker where none is at work. Safe to call often. With TRITUNE_WORKER=service something else
+    keeps one (docker-compose.yml does), and none is started.
 
     Raises StoreError where the results folder cannot be written.
     """
+    if os.environ.get("TRITUNE_WORKER") == "service":
+        return
     try:
         settings.results.mkdir(parents=True, exist_ok=True)
         if is_running(settings):
