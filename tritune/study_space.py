@@ -117,10 +117,10 @@ class Expansion:
 
     def sentences(self) -> list[str]:
         """The expansion in words: what is measured, how long it takes, what is left out and why."""
-        configurations, loads, a_round = len(self.candidates), len(self.loads), self.trials_a_round
+        what = f"{_count(len(self.candidates), 'configuration')} under {_count(len(self.loads), 'load')}"
+        length = f"{_count(self.rounds, 'round')}, about {duration_words(self.expected_s)}"
         lines = [
-            f"{configurations} configuration{_s(configurations)} under {loads} load{_s(loads)}: {a_round} "
-            f"trial{_s(a_round)} a round, {self.rounds} round{_s(self.rounds)}, about {duration_words(self.expected_s)}.",
+            f"{what}: {_count(self.trials_a_round, 'trial')} a round, {length}.",
             *self.notes,
         ]
         if self.same:
@@ -434,8 +434,8 @@ def _notes(plan: StudyPlan, count: int, cells: int, trial_s: float) -> Iterator[
         yield f"Fewer than {FIRST_LOOK} rounds show large differences at best."
 
 
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _plain(value: Any) -> Any:
