@@ -13,12 +13,16 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+NOISIER = 0.05
+"""A candidate whose own errors are larger than the others' at this level (F test) has a variance of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """The fit of tables (..., candidates, blocks); every field has the leading axes of the tables.
 
-    `variance` is of one error, pooled over all cells, with `freedom` degrees of freedom; NaN with 0. `levels` (...,
+    `variance` is of one error, pooled over all cells, with `freedom` degrees of freedom; NaN with 0. `variances` and
+    `freedoms` (..., candidates) are the same, but for candidates that are noisier than the rest. `levels` (...,
     candidates) are plain means, `effects` those with the block effects removed. `level_variance` is of one cell
     around its candidate's level, block effects included, with `level_freedom`.
     """
@@ -30,26 +34,38 @@ class Fit:
     inverse: Floats
     variance: Floats
     freedom: Floats
+    variances: Floats
+    freedoms: Floats
     level_variance: Floats
     level_freedom: Floats
 
-    def difference(self, reference: NDArray[np.intp]) -> tuple[Floats, Floats]:
-        """Every candidate's effect minus that of the reference (...), and its variance in units of `variance`.
+    def difference(self, reference: NDArray[np.intp]) -> tuple[Floats, Floats, Floats]:
+        """Every candidate's effect minus that of the reference (...), its variance and degrees of freedom.
 
-        1/n + 1/n' + q L⁺ q with q the difference of the two rows of averaging weights: 2/n where no cell is empty.
-        NaN where no chain of shared blocks connects the two.
+        In units of `variance` 1/n + 1/n' + q L⁺ q with q the difference of the two rows of averaging weights: 2/n where
+        no cell is empty. NaN where no chain of shared blocks connects the two.
         """
         at = np.asarray(reference)[..., None]
         value = self.effects - np.take_along_axis(self.effects, at, axis=-1)
         q = self.weights - np.take_along_axis(self.weights, at[..., None], axis=-2)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = 1 / self.counts + 1 / np.take_along_axis(self.counts, at, axis=-1)
         solved = q @ self.inverse
-        share = share + np.sum(solved * q, axis=-1)
+        extra = np.maximum(np.sum(solved * q, axis=-1), 0.0) * self.variance[..., None]
+        parts, freedoms = self._parts()
+        other, others = np.take_along_axis(parts, at, axis=-1), np.take_along_axis(freedoms, at, axis=-1)
+        total, freedom = parts + other + extra, self.freedom[..., None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            spread = parts**2 / freedoms + other**2 / others + extra**2 / freedom
+            is_raised = (freedoms < freedom) | (others < freedom)
+            degrees = np.where(is_raised, np.minimum(total**2 / spread, freedom), freedom)
         connected = np.all(np.abs(_laplacian(self.weights, self.counts) @ _last(solved) - _last(q)) < 1e-6, axis=-2)
-        share = np.where(connected & np.isfinite(share), np.maximum(share, 0.0), np.nan)
-        np.put_along_axis(share, at, 0.0, axis=-1)
-        return np.where(np.isnan(share), np.nan, value), share
+        connected &= np.isfinite(value)
+        np.put_along_axis(total, at, 0.0, axis=-1)
+        return np.where(connected, value, np.nan), np.where(connected, total, np.nan), np.nan_to_num(degrees)
+
+    def _parts(self) -> tuple[Floats, Floats]:
+        """What each candidate's own errors add to the variance of its mean."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.variances / self.counts, self.freedoms
 
 
 def fit(table: Floats) -> Fit:
@@ -74,8 +90,21 @@ def fit(table: Floats) -> Fit:
     freedom = (counts.sum(axis=-1) - (counts > 0).sum(axis=-1) - rank).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.where(freedom > 0, np.square(residuals).sum(axis=(-2, -1)) / freedom, np.nan)
+    variances, freedoms = _variances(there, weights, inverse, np.square(residuals).sum(axis=-1), variance, freedom)
     level_variance, level_freedom = _level_variance(there, blocks, rank, variance, freedom)
-    return Fit(counts, levels, effects, weights, inverse, variance, freedom, level_variance, level_freedom)
+    return Fit(
+        counts,
+        levels,
+        effects,
+        weights,
+        inverse,
+        variance,
+        freedom,
+        variances,
+        freedoms,
+        level_variance,
+        level_freedom,
+    )
 
 
 def _laplacian(weights: Floats, counts: Floats) -> Floats:
@@ -89,6 +118,32 @@ def _laplacian(weights: Floats, counts: Floats) -> Floats:
 def _last(rows: Floats) -> Floats:
     turned: Floats = np.swapaxes(rows, -1, -2)
     return turned
+
+
+def _variances(
+    there: NDArray[np.bool_], weights: Floats, inverse: Floats, squares: Floats, variance: Floats, freedom: Floats
+) -> tuple[Floats, Floats]:
+    """Each candidate's variance of one error: the pooled one, or its own where that is larger by an F test.
+
+    The squares of a candidate's residuals have n - 1 - sum L⁺ + n w L⁺ w degrees of freedom (1 minus the leverages).
+    """
+    from scipy.special import fdtrc
+
+    counts = there.sum(axis=-1).astype(np.float64)
+    diagonal = np.diagonal(inverse, axis1=-2, axis2=-1)
+    quadratic = np.sum((weights @ inverse) * weights, axis=-1)
+    own = np.maximum(counts - 1 - (there @ diagonal[..., None])[..., 0] + counts * quadratic, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mine = squares / own
+        rest = freedom[..., None] - own
+        ratio = mine / ((squares.sum(axis=-1)[..., None] - squares) / rest)
+        chance = fdtrc(counts - 1, rest, ratio)
+        noisier = (own > 0.5) & (rest > 0.5) & (ratio > 1) & (chance < NOISIER)
+    pooled, degrees = (
+        np.broadcast_to(variance[..., None], counts.shape),
+        np.broadcast_to(freedom[..., None], counts.shape),
+    )
+    return np.where(noisier, mine, pooled), np.where(noisier, np.minimum(counts - 1, degrees), degrees)
 
 
 def _level_variance(

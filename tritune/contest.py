@@ -33,12 +33,13 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """After a round: which cells are measured no further and why, after which round that was, and why the study
-    stops, where it does."""
+    """After round `round`: which cells are measured no further and why, after which round that was, and why the study
+    stops, where it does. (A study that could have stopped earlier has the round in which it could.)"""
 
     out: Mapping[CellKey, str] = field(default_factory=dict)
     after: Mapping[CellKey, int] = field(default_factory=dict)
     stop: str | None = None
+    round: int = 0
 
 
 def best(design: Design, readings: Sequence[Reading] | Evidence) -> tuple[Best | None, str]:
@@ -72,29 +73,33 @@ def best(design: Design, readings: Sequence[Reading] | Evidence) -> tuple[Best |
 
 
 def settle(
-    design: Design, readings: Sequence[Reading], round: int, keep: Collection[CellKey] = (), stop_early: bool = True
+    design: Design,
+    readings: Sequence[Reading] | Evidence,
+    round: int,
+    keep: Collection[CellKey] = (),
+    stop_early: bool = True,
 ) -> Settled:
     """What the rounds up to `round`, which is over, decide. Replays every look, so that nothing has to be kept.
 
     The baseline and the cells of `keep` are never out. A cell is out where its interval lies wholly below the best of
     its load, or wholly outside a limit. Without `stop_early` only the planned rounds end a study.
     """
-    everything = Evidence.of(design, readings)
+    everything = readings if isinstance(readings, Evidence) else Evidence.of(design, readings)
     out: dict[CellKey, str] = {}
     after: dict[CellKey, int] = {}
     stop = None
     for look in range(FIRST_LOOK, round + 1) if stop_early else ():
-        contest = _Contest(design, everything.until(look))
+        contest = _Contest(design, everything.until(look, after))
         found, open_loads = contest.look(look, out)
         for cell, reason in found.items():
             if cell[0] != design.baseline and cell not in keep:
                 out[cell], after[cell] = reason, look
         stop = contest.stop(look, out, open_loads)
         if stop:
-            break
+            return Settled(out, after, stop, look)
     if stop is None and round >= design.rounds:
         stop = f"All {design.rounds} planned rounds are done." if design.rounds > 1 else "The planned round is done."
-    return Settled(out, after, stop)
+    return Settled(out, after, stop, round)
 
 
 _NAMES = {Metric.THROUGHPUT: "throughput", Metric.P99: "P99"}
@@ -256,16 +261,21 @@ class _Contest:
         """Why the study stops after this look; None where it goes on."""
         if not any(running.values()):
             return f"After round {round} every configuration is clearly outside {self.limits or 'the limits'}."
-        if all(len(cells) <= 1 for cells in running.values()):
+        if all(self._is_settled(cells) for cells in running.values()):
             return f"After round {round} the best is told from all others."
         width = self.design.precision
         if width is None:
             return None
         for load, cells in running.items():
-            for cell in cells if len(cells) > 1 else ():
+            for cell in () if self._is_settled(cells) else cells:
                 if cell[0] != self.design.baseline and not self._is_precise(cell, load, width):
                     return None
         return f"After round {round} every interval that still matters is within ±{width * 100:g} %."
+
+    def _is_settled(self, cells: Sequence[CellKey]) -> bool:
+        """Whether one cell of a load is left of several, and is known to keep the limits; or none is."""
+        alone = len({candidate for candidate, _ in self.evidence.cells}) == 1
+        return not alone and (not cells or (len(cells) == 1 and self.standing(cells[0]) is Judgement.HELD))
 
     def _is_precise(self, cell: CellKey, load: int, width: float) -> bool:
         estimate = self.evidence.difference(cell, (self.design.baseline, load), self.metric(load))

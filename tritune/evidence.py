@@ -7,7 +7,8 @@ the looks (looks), the fit itself (additive), verdicts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,7 +88,7 @@ class Table:
         self.exact, self.all = exact, all_
         self._row = {candidate: row for row, candidate in enumerate(self.candidates)}
         self._fit: Fit | None = None
-        self._against: dict[int, tuple[Floats, Floats]] = {}
+        self._against: dict[int, tuple[Floats, Floats, Floats]] = {}
 
     @property
     def fit(self) -> Fit:
@@ -95,10 +96,15 @@ class Table:
             self._fit = fit(self.exact)
         return self._fit
 
-    def until(self, round: int) -> Table:
-        """The table as it was after that round."""
+    def until(self, round: int, after: Mapping[int, int]) -> Table:
+        """The table as it was after that round; of candidates in `after` only up to their round there."""
         there = self.rounds <= round
-        return Table(self.candidates, self.rounds[there], self.exact[:, there], self.all[:, there])
+        rounds, exact, all_ = self.rounds[there], self.exact[:, there], self.all[:, there]
+        for candidate, last in after.items():
+            if candidate in self._row:
+                exact[self._row[candidate], rounds > last] = np.nan
+                all_[self._row[candidate], rounds > last] = np.nan
+        return Table(self.candidates, rounds, exact, all_)
 
     def measured(self) -> tuple[int, ...]:
         """The candidates with any number."""
@@ -112,8 +118,10 @@ class Table:
             return None
         count = int(there.sum())
         bound = int(np.isnan(self.exact[row][there]).any())
-        error = math.sqrt(float(self.fit.level_variance) / count)
-        return self._estimate(float(self.all[row][there].mean()), error, float(self.fit.level_freedom), there, bound)
+        more = max(float(self.fit.variances[row] - self.fit.variance), 0.0) if self.fit.freedom else 0.0
+        freedom = float(min(self.fit.level_freedom, self.fit.freedoms[row]) if more else self.fit.level_freedom)
+        error = math.sqrt((float(self.fit.level_variance) + more) / count)
+        return self._estimate(float(self.all[row][there].mean()), error, freedom, there, bound)
 
     def effect(self, candidate: int) -> float:
         """The candidate's level with the rounds' effects removed; NaN without an exact number."""
@@ -136,20 +144,19 @@ class Table:
         if not self.shared(candidate, reference):
             return None
         one, two = self._row[candidate], self._row[reference]
-        variance, freedom = float(self.fit.variance), float(self.fit.freedom)
         bounds = [bool((np.isfinite(self.all[row]) & np.isnan(self.exact[row])).any()) for row in (one, two)]
         if any(bounds):
             if all(bounds):
                 return None
             there = np.isfinite(self.all[one]) & np.isfinite(self.all[two])
             value = float((self.all[one] - self.all[two])[there].mean())
-            error = math.sqrt(2 * variance / int(there.sum()))
-            return self._estimate(value, error, freedom, there, 1 if bounds[0] else -1)
+            error = math.sqrt(2 * float(self.fit.variances[[one, two]].max()) / int(there.sum()))
+            return self._estimate(value, error, float(self.fit.freedom), there, 1 if bounds[0] else -1)
         if two not in self._against:
             self._against[two] = self.fit.difference(np.asarray(two))
-        values, shares = self._against[two]
+        values, variances, freedoms = self._against[two]
         there = np.isfinite(self.all[one])
-        return self._estimate(float(values[one]), math.sqrt(float(shares[one]) * variance), freedom, there, 0)
+        return self._estimate(float(values[one]), math.sqrt(float(variances[one])), float(freedoms[one]), there, 0)
 
     def _estimate(self, value: float, error: float, freedom: float, there: NDArray[np.bool_], bound: int) -> Estimate:
         return Estimate(value, error, freedom, int(there.sum()), int(self.rounds[there].max()), bound)
@@ -194,9 +201,12 @@ class Evidence:
             tables[load, Metric.P99] = Table(candidates, rounds, values[1], values[2])
         return cls(tables)
 
-    def until(self, round: int) -> Evidence:
-        """The evidence as it was after that round."""
-        return Evidence({key: table.until(round) for key, table in self._tables.items()})
+    def until(self, round: int, after: Mapping[tuple[int, int], int]) -> Evidence:
+        """The evidence as it was after that round; of the cells in `after` only up to their round there."""
+        by_load: dict[int, dict[int, int]] = defaultdict(dict)
+        for (candidate, load), last in after.items():
+            by_load[load][candidate] = last
+        return Evidence({key: table.until(round, by_load[key[0]]) for key, table in self._tables.items()})
 
     def table(self, load: int, metric: Metric) -> Table:
         return self._tables[load, metric]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from tritune import study_result
 from tritune.load_plan import LoadPlan
 from tritune.plan import Configuration, JobKind, JobState, TrialState
 from tritune.store import Cell, Job, Trial
-from tritune.study_plan import LoadSpace, Objective, StudyPlan
+from tritune.study_plan import LoadSpace, StudyPlan
 
 PROVENANCE = {
     "machine": {"cpu": "Some CPU", "cores": 2, "memory_gib": 7.8},
