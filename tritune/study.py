@@ -43,8 +43,6 @@ ATTEMPTS = 2
 """How often a cell of a round is tried where its generator or the server gave up."""
 RESTARTS = 1
 """How often a study starts a server anew that died; after that it is interrupted."""
-OVERHEAD_S = 4.0
-"""What a trial takes beside warm-up and window, until one was seen."""
 RESTARTED = "server_restarted"
 LOST = "worker lost"
 ALL = 1_000_000
@@ -53,8 +51,14 @@ Where = tuple[int, int]
 """A cell: (candidate, load)."""
 
 
-def payload(settings: Settings, plan: StudyPlan, *, labels: Mapping[str, str] | None = None, note: str = "") -> Any:
-    """What a `sweep` job is asked with: the plan, its candidates and loads, and what the server serves now.
+def payload(settings: Settings, plan: StudyPlan, *, note: str = "") -> dict[str, Any]:
+    """What a `sweep` job is asked with, as `prepare`."""
+    return prepare(settings, plan, note=note)[0]
+
+
+def prepare(settings: Settings, plan: StudyPlan, *, note: str = "") -> tuple[dict[str, Any], list[str]]:
+    """What a `sweep` job is asked with: the plan, its candidates and loads, and what the server serves now; and what it
+    comes to, in sentences.
 
     Raises ServerDownError, UnknownModelError, InputError where it cannot be run here.
     """
@@ -72,8 +76,9 @@ def payload(settings: Settings, plan: StudyPlan, *, labels: Mapping[str, str] | 
         base = repository.completed(plan.model, text)
     if plan.baseline != "served":
         base = _configuration_of(Store.of(settings).trial(plan.baseline), plan)
-    path = repository.entry(plan.model).onnx_path if is_known else None
-    expansion = study_space.expand(plan, base, onnx_model.inspect(path) if path is not None else None)
+    entry = repository.entry(plan.model) if is_known else None
+    onnx = onnx_model.inspect(entry.onnx_path) if entry is not None and entry.onnx_path is not None else None
+    expansion = study_space.expand(plan, base, onnx, entry.versions if entry is not None else None)
     if len(expansion.candidates) > 1 and not triton.has_model_control:
         raise InputError(
             f"The server at {triton.endpoints.http} does not let models be loaded, so only what it serves can be "
@@ -84,8 +89,9 @@ def payload(settings: Settings, plan: StudyPlan, *, labels: Mapping[str, str] | 
     for load in expansion.loads:
         trial.check_disk(settings, load)
         payloads(base.signature, load, count=1)
-    return {
+    asked = {
         "model": plan.model,
+        "title": plan.title,
         "plan": plan.to_dict(),
         "candidates": [candidate.to_dict() for candidate in expansion.candidates],
         "loads": [load.to_dict() for load in expansion.loads],
@@ -93,9 +99,10 @@ def payload(settings: Settings, plan: StudyPlan, *, labels: Mapping[str, str] | 
         "baseline": 0,
         "base_config": base.text,
         "found": found,
-        "labels": dict(labels or {}),
+        "labels": {},
         "note": note,
     }
+    return asked, expansion.sentences()
 
 
 def _configuration_of(made: Trial, plan: StudyPlan) -> ModelConfig:
@@ -383,12 +390,12 @@ class _Running:
     def trial_s(self) -> float:
         """How long a trial of this study takes, seconds."""
         took = [_took_s(made) for made in self.trials[-50:] if made.state is TrialState.FINISHED]
-        return sum(took) / len(took) if took else self.plan.warmup_s + self.plan.duration_s + OVERHEAD_S
+        return sum(took) / len(took) if took else self.plan.warmup_s + self.plan.duration_s + study_space.OVERHEAD_S
 
     def part(self, row: Trial, candidate: Candidate, number: int, waiting: int) -> trial.Part:
         """The context of one trial, and what the page shows of the study meanwhile."""
         rows = [made for made in self.trials if made.round == number]
-        a_round = max(len({made.cell for made in rows}), 1)
+        a_round = max(len(rows), 1)
         later = (self.plan.rounds - number) * a_round
         done = sum(1 for made in self.trials if made.state is TrialState.FINISHED)
         total = max(done + waiting + later, 1)
@@ -403,7 +410,8 @@ class _Running:
             "total": total,
             "left_s": round(self.trial_s() * (waiting + later), 1),
         }
-        head = f"Round {number} of {self.plan.rounds}, trial {a_round - waiting + 1} of {a_round}"
+        what = f"Round {number} of {self.plan.rounds}" if number else "Whether side by side is fair"
+        head = f"{what}, trial {a_round - waiting + 1} of {a_round}"
         return trial.Part(self.context, head, lambda fraction: (done + fraction) / total, study=study)
 
 

@@ -259,7 +259,7 @@ def _rounds_done(trials: Sequence[Trial]) -> int:
         is_over = trial.state in (TrialState.FINISHED, TrialState.FAILED)
         key = (trial.round, trial.cell)
         ended[key] = ended.get(key, False) or is_over
-    rounds = {round for round, _ in ended}
+    rounds = {round for round, _ in ended if round > 0}  # round 0 is the A/A of side by side
     return sum(all(over for (number, _), over in ended.items() if number == round) for round in rounds)
 
 

@@ -176,7 +176,7 @@ def load(
         seed=seed,
         timeout_s=timeout,
         shapes={k: whole_numbers(v, f"--shape {k}") for k, v in named(shape or [], "--shape", "INPUT:12,8")},
-        int_ranges=_int_ranges(int_range or []),
+        int_ranges=integer_ranges(int_range or []),
         input_data=str(input_data.absolute()) if input_data else None,
         p99_limit_ms=p99_ms,
     )
@@ -239,7 +239,8 @@ def _intervals(path: Path) -> tuple[int, ...]:
     return parse_intervals(text, str(path))
 
 
-def _int_ranges(values: list[str]) -> dict[str, tuple[int, int]]:
+def integer_ranges(values: list[str]) -> dict[str, tuple[int, int]]:
+    """`INPUT:0:99` of every value. Raises InputError."""
     ranges = {}
     for value in values:
         parts = value.rsplit(":", 2)

@@ -1,11 +1,11 @@
-"""`tritune sweep` and `tritune study …`: compare many configurations, look at, resume and share what was measured.
+"""`tritune study …`: look at, resume, delete and share what was measured.
 
 Belongs here: options, waiting, printing. Never: what the verbs do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +17,7 @@ from tritune.plan import JobKind, JobState
 from tritune.settings import Settings
 
 if TYPE_CHECKING:
-    from tritune.store import Job, Store
+    from tritune.store import Job, Store, Trial
 
 STUDIES = (JobKind.LOAD_TEST, JobKind.FIND_RATE, JobKind.SWEEP, JobKind.IMPORT)
 
@@ -90,12 +90,51 @@ def study_show(study_id: str, as_json: Json = False) -> None:
     show(document, as_json, f"s{job.id} {job.state}{f': {job.error}' if job.error else ''}\n{text}".rstrip())
 
 
-def _show_study(job: Job, made: Sequence[Any], as_json: bool) -> Mapping[str, Any]:
+def _show_study(job: Job, made: Sequence[Trial], as_json: bool) -> Mapping[str, Any]:
     from tritune import study_result
 
     document: Mapping[str, Any] = study_result.document(job, made)
-    show(document, as_json, "\n".join(study_result.sentences(document)))
+    show(document, as_json, "\n".join(_lines(document)))
     return document
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """A study as a person reads it."""
+    from tritune.analysis import significant
+
+    rounds, error = document["rounds"], f": {document['error']}" if document["error"] else ""
+    yield f"{document['study_id']} {document['state']}{error}"
+    yield (
+        f"  {document['model']}: {len(document['candidates'])} configurations, {len(document['loads'])} loads, "
+        f"{rounds['done']} of {rounds['planned']} rounds. {document['stopped'] or ''}".rstrip()
+    )
+    if document["baseline"] is not None:
+        yield f"  baseline: {document['baseline']['label']}"
+    cells = {(cell["candidate"], cell["load"]): cell for cell in document["cells"]}
+    sentences = {(row["candidate"], row["load_number"]): row["sentence"] for row in document["comparisons"]}
+    for load in document["loads"]:
+        yield f"  {load['describe']}"
+        for candidate in document["candidates"]:
+            cell = cells.get((candidate["candidate"], load["load"]))
+            if cell is None:
+                continue
+            p99 = cell["p99_ms"]["value"]
+            words = f"{significant(cell['throughput_ips']['value'])}/s" if cell["throughput_ips"]["value"] else "–"
+            words += f", P99 {significant(p99)} ms" if p99 is not None else ", no P99"
+            said = sentences.get((candidate["candidate"], load["load"]), "Baseline.")
+            yield f"    {candidate['label']}: {words}. {said}"
+    yield f"  {_best_line(document)}"
+    for told in (*document["notes"], *document["warnings"]):
+        yield f"  {told['message']}"
+
+
+def _best_line(document: Mapping[str, Any]) -> str:
+    best = document["best"]
+    if best is None:
+        return f"No best configuration: {document['reason']}"
+    same = [f"{other['label']} ({describe_load(other['load'])})" for other in best["indistinguishable"]]
+    others = f" Not to be told from it: {'; '.join(same)}." if same else ""
+    return f"Best ({document['reason']}): {best['label']}, {describe_load(best['load'])}.{others}"
 
 
 @study_app.command("cancel")
@@ -118,7 +157,7 @@ def study_resume(study_id: str, as_json: Json = False) -> None:
 
     settings = Settings.from_env()
     store = Store.of(settings)
-    _wait(settings, store, jobs.resume(settings, store, study_id), as_json)
+    wait_and_show(settings, store, jobs.resume(settings, store, study_id), as_json)
 
 
 @study_app.command("delete")
@@ -136,7 +175,7 @@ def study_delete(study_id: str, as_json: Json = False) -> None:
     show({"study_id": study_id, "deleted_trials": list(gone)}, as_json, f"{study_id} and {len(gone)} trials are gone.")
 
 
-def _wait(settings: Settings, store: Store, job_id: int, as_json: bool) -> None:
+def wait_and_show(settings: Settings, store: Store, job_id: int, as_json: bool) -> None:
     """Wait for a study and print it; exit code 3 where nothing met its objective."""
     from tritune import jobs
 
