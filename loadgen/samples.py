@@ -9,6 +9,7 @@ One record is one request, however many samples its batch has.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from array import array
@@ -114,6 +115,7 @@ class Samples:
 _KINDS = (np.int64, np.int64, np.int64, np.int8, np.int16)
 
 
+@functools.cache
 def _schema() -> Any:
     import pyarrow as pa
 

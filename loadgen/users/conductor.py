@@ -158,5 +158,6 @@ def _attach_member(environment: Any, leader: Leader | None) -> None:
     runner.register_message("tritune_go", go)
     runner.register_message("tritune_ping", answer)
     runner.register_message("tritune_stop", lambda environment, msg, **_: environment.tritune_member.stop())
-    if leader is not None:  # in one process a cancel must not wait for messages
+    if leader is not None:  # in one process a cancel must not wait for messages, and the leader's work delays sends
+        leader.wait_for_quiet = lambda: environment.tritune_member.wait_for_quiet()
         leader.wait_for_members = lambda timeout_s: environment.tritune_member.wait(timeout_s)

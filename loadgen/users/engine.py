@@ -10,6 +10,7 @@ answers. It gives way to the other greenlets every few milliseconds.
 
 from __future__ import annotations
 
+import struct
 import time
 from array import array
 from collections.abc import Callable
@@ -29,6 +30,7 @@ BACK_OFF_NS = 10_000_000
 FOREVER = 2**62
 MAX_ERROR_KINDS = 1000
 OTHER_ERRORS = "other errors"
+_timespec = struct.Struct("@ll").unpack_from
 
 
 class Engine:
@@ -64,6 +66,8 @@ class Engine:
         self._next_scan_ns = 0
         self._scan_ns = min(SCAN_NS, max(1_000_000, self._timeout_ns // 8))
         self._is_stopped = False
+        self._looked_ns = 0  # when the poll before the last one returned
+        self._wall_ahead_ns = time.time_ns() - time.monotonic_ns()
         self.begin_ns = self.start_ns = self.end_ns = FOREVER
         self.errors: dict[str, int] = {}
         self.open_error: str | None = None  # why the last connection could not be opened
@@ -96,6 +100,14 @@ class Engine:
             return True
         return bool(self._by_fd) and all(connection.is_ready for connection in self._by_fd.values())
 
+    def gap_ns(self) -> int:
+        """How long nothing has to be sent."""
+        return FOREVER
+
+    def longest_gap_ns(self) -> int:
+        """The longest such stretch soon."""
+        return FOREVER
+
     def close(self) -> None:
         for connection in list(self._by_fd.values()):
             self._forget(connection)
@@ -107,9 +119,10 @@ class Engine:
     def run(self) -> None:
         """Run until the load is over and every request sent has ended, or `stop`."""
         poll, clock, by_fd = self._epoll.poll, self._clock, self._by_fd
+        now = 0
         while (wait_s := self._before_wait()) >= 0:
             events = poll(wait_s)
-            now = clock()
+            self._looked_ns, now = now, clock()
             for fd, mask in events:
                 connection = by_fd.get(fd)
                 if connection is None:
@@ -127,9 +140,7 @@ class Engine:
                     self._broke(connection, now, str(error))
 
     def _answered(self, connection: Connection, now: int, status: int, message: str | None) -> None:
-        # `now` is when the poll that brought the answer's last bytes returned: the answer was there by then,
-        # and answers that came together are not charged for each other's handling.
-        self._records.extend((connection.intended_ns, connection.sent_ns, now, status))
+        self._records.extend((connection.intended_ns, connection.sent_ns, self._arrival_ns(connection, now), status))
         connection.is_busy = False
         self._busy -= 1
         if message is not None:
@@ -141,6 +152,16 @@ class Engine:
             self._open(connection)
         else:
             self._idle(connection)
+
+    def _arrival_ns(self, connection: Connection, now: int) -> int:
+        """When the kernel had the last bytes of an answer; `now`, when the poll that told of them returned, where it
+        does not say. What this process was late to wake up, or did meanwhile, is in no latency."""
+        if connection.stamp is None:
+            return now
+        seconds, nanoseconds = _timespec(connection.stamp)
+        at: int = seconds * 1_000_000_000 + nanoseconds - self._wall_ahead_ns
+        # the wall clock may be stepped: an answer came after its request, and after the last look
+        return min(max(at, connection.sent_ns, self._looked_ns), now)
 
     def _rare_event(self, connection: Connection, mask: int, now: int) -> None:
         if not connection.is_ready:
@@ -171,6 +192,7 @@ class Engine:
     def _tick(self, now: int) -> bool:
         """The rare work; True when the load is over."""
         self._next_tick_ns = now + TICK_NS
+        self._wall_ahead_ns = time.time_ns() - time.monotonic_ns()
         if now >= self._next_scan_ns:
             self._next_scan_ns = now + self._scan_ns
             self._give_up_late(now)

@@ -89,6 +89,7 @@ class Leader:
         self.is_finished = False
         self.exit_code = 0
         self.is_missing: Callable[[str], bool] = lambda _: False
+        self.wait_for_quiet: Callable[[], None] = lambda: None
         self.wait_for_members: Callable[[float], None] = self._wait_for_done
         self._folder = folder
         self._count = workers
@@ -237,6 +238,7 @@ class Leader:
             gevent.sleep(CHECK_S)
             now = time.monotonic_ns()
             if now >= self._next_live_ns:
+                self.wait_for_quiet()
                 self._write_live(now)
             if self._count > 1:
                 self._look_for_lost(now)

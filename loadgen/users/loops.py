@@ -23,6 +23,8 @@ OPENING_AT_ONCE = 32
 SPIN_NS = 400_000
 ATTEMPT_NS = 500_000  # of a closed loop's clients against a dead server, so that thousands do not fill a core
 QUIET_NS = 2_000_000  # a gap between sends that is long enough for other work
+QUIET_SHARE = 0.7  # of the usual gap, where that is shorter
+LOOK_AHEAD = 50  # arrivals
 MAX_SPIN_SHARE = 0.2  # of one core: a server on the same machine needs it more
 _TICK_S = TICK_NS / 1e9
 
@@ -111,6 +113,7 @@ class OpenLoop(Engine):
         self._connections = 0
         self.is_capped = False  # whether an arrival waited while all connections were in use
         self._outage: str | None = None
+        self._quiet_ns = int(min(QUIET_NS, QUIET_SHARE * 1e9 / rate_rps))
         self._spin_lead_ns = int(min(SPIN_NS, MAX_SPIN_SHARE * 1e9 / rate_rps))
 
     @property
@@ -128,6 +131,14 @@ class OpenLoop(Engine):
         super().schedule(begin_ns, start_ns, end_ns)
         self._arrivals = self._make_arrivals(end_ns - begin_ns)
         self._next_chunk()
+
+    def gap_ns(self) -> int:
+        now = self._clock()
+        return self._next_due(now) - now
+
+    def longest_gap_ns(self) -> int:
+        times = self._chunk[self._position : self._position + LOOK_AHEAD]
+        return max((later - earlier for earlier, later in itertools.pairwise(times)), default=FOREVER)
 
     def leftover(self) -> Iterator[NDArray[np.int64]]:
         """After `run`: the intended times of what was to be sent until the end and was not, a chunk at a time."""
@@ -181,7 +192,7 @@ class OpenLoop(Engine):
             due = self._next_due(now)
             gap = due - now
             is_time = now >= self._next_tick_ns
-            if is_time and (gap > QUIET_NS or now >= self._next_tick_ns + 4 * TICK_NS):
+            if is_time and (gap > self._quiet_ns or now >= self._next_tick_ns + 4 * TICK_NS):
                 if self._tick(now):
                     return -1.0
             elif gap > self._spin_lead_ns:

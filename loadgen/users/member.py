@@ -36,6 +36,9 @@ SHIP_S = 0.5  # with its own leader in the process: shipping costs about a milli
 SHIP_FAR_S = 0.1  # what a killed worker may lose
 FEED_S = 1.0
 SETTLE_S = 30.0
+CHORE_NS = 4_000_000  # as long as shipping, or telling what happens, may take
+NEARLY = 0.9  # of the longest gap soon: what is left of it when one is seen
+PATIENCE_S = 0.1
 
 Send = Callable[[str, Mapping[str, Any]], None]
 
@@ -151,6 +154,13 @@ class Member:
         """End the load soon."""
         self.engine.stop()
 
+    def wait_for_quiet(self) -> None:
+        """Let a greenlet wait until its chore delays no send: for one of the longest gaps of the next 0.1 s."""
+        limit = time.monotonic() + PATIENCE_S
+        wanted = min(CHORE_NS, NEARLY * self.engine.longest_gap_ns())
+        while self.engine.gap_ns() < wanted and time.monotonic() < limit:
+            gevent.sleep(0.001)
+
     def wait(self, timeout_s: float) -> None:
         """Wait until the engine has ended and everything has been passed on."""
         self._running.join(timeout_s)
@@ -188,15 +198,16 @@ class Member:
             gevent.sleep(self._ship_s)
             if PARENT_VARIABLE in os.environ and os.getppid() != self._parent:
                 self.engine.stop()
+            self.wait_for_quiet()
             self._ship()
+            if time.monotonic() >= self._feed_next_s:
+                self.wait_for_quiet()
+                self._feed_next_s = time.monotonic() + FEED_S
+                self._feed.add(self._unfed, self.engine.errors)
+                del self._unfed[:]
 
     def _ship(self) -> None:
         records = self.engine.take_records()
         if records:
             self._send("tritune_samples", {"worker": self.index, "records": records.tobytes()})
             self._unfed.extend(records)
-        now_s = time.monotonic()
-        if now_s >= self._feed_next_s:
-            self._feed_next_s = now_s + FEED_S
-            self._feed.add(self._unfed, self.engine.errors)
-            del self._unfed[:]

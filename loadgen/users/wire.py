@@ -8,6 +8,7 @@ is why the sockets are the original ones, not gevent's.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import ssl
@@ -23,7 +24,10 @@ from tritune.errors import InputError, ServerDownError
 _socket_class, _getaddrinfo, _STREAM, _TCP, _NODELAY, _SOL, _ERROR = get_original(
     "socket", ["socket", "getaddrinfo", "SOCK_STREAM", "IPPROTO_TCP", "TCP_NODELAY", "SOL_SOCKET", "SO_ERROR"]
 )
+_TIMESTAMPS = 35  # SO_TIMESTAMPNS and SCM_TIMESTAMPNS, which the socket module does not name
 READ_SIZE = 65536
+NOTE_SIZE = 64  # of the kernel's note with a timestamp, and more
+Note = tuple[int, int, bytes]
 CLOSED_BEFORE = "the server closed the connection before it had answered"
 
 Answer = tuple[Status, str | None]
@@ -82,6 +86,7 @@ class TlsSocket:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._unsent = b""
+        self._notes: list[Note] = []
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
 
     @property
@@ -115,7 +120,7 @@ class TlsSocket:
                 sent = 0
             self._unsent = data[sent:]
 
-    def recv(self, _size: int) -> bytes:
+    def recvmsg(self, _size: int, _note_size: int) -> tuple[bytes, list[Note], int, None]:
         """All that can be decrypted now; b"" at the end. Raises BlockingIOError where there is nothing yet."""
         ended = self._feed()
         parts = []
@@ -128,12 +133,13 @@ class TlsSocket:
         except ssl.SSLZeroReturnError:
             pass
         self.flush()
-        return b"".join(parts)
+        return b"".join(parts), self._notes, 0, None
 
     def _feed(self) -> bool:
         try:
             while True:
-                data = self._plain.recv(READ_SIZE)
+                data, notes, _, _ = self._plain.recvmsg(READ_SIZE, NOTE_SIZE)
+                self._notes = notes or self._notes
                 if not data:
                     self._incoming.write_eof()
                     return True
@@ -151,7 +157,9 @@ class Connection:
     The engine calls `open`, then `step` at every event until it returns True; then `send` and, at every event,
     `receive` until it gives an answer. Every method may raise ConnectionFailed; the engine then calls `close`.
     `is_blocked`: bytes wait for the socket to take them (`flush`). `must_reopen`: the server asked that no further
-    request is sent here. The slots from `fd` on, is_blocked, is_ready and must_reopen apart, are the engine's notes.
+    request is sent here. `stamp` is when the kernel had the bytes that were read last (a struct timespec of the wall
+    clock), None where it does not say. The slots from `fd` on, is_blocked, is_ready, must_reopen and stamp apart, are
+    the engine's notes.
     """
 
     __slots__ = (
@@ -169,6 +177,7 @@ class Connection:
         "must_reopen",
         "opened_ns",
         "sent_ns",
+        "stamp",
     )
 
     def __init__(self, address: Address, context: ssl.SSLContext | None) -> None:
@@ -181,6 +190,7 @@ class Connection:
         self.is_blocked = self.is_ready = self.must_reopen = False
         self.is_busy = self.is_retired = False
         self.intended_ns = self.sent_ns = self.opened_ns = 0
+        self.stamp: bytes | None = None
 
     def open(self) -> None:
         """Begin to connect; the engine waits until the socket can be written."""
@@ -190,6 +200,8 @@ class Connection:
             self._plain = self._sock = _socket_class(self._address.family, _STREAM)
             self._plain.setblocking(False)
             self._plain.setsockopt(_TCP, _NODELAY, 1)
+            with contextlib.suppress(OSError):  # a sandbox that has none: `stamp` stays None
+                self._plain.setsockopt(_SOL, _TIMESTAMPS, 1)
             self.fd = self._plain.fileno()
             code = self._plain.connect_ex(self._address.sockaddr)
         except OSError as error:
@@ -254,11 +266,13 @@ class Connection:
     def _read(self) -> bytes | None:
         """What has arrived; None where there is nothing, b"" where the server closed."""
         try:
-            return self._sock.recv(READ_SIZE)  # type: ignore[no-any-return]
+            data, notes, _, _ = self._sock.recvmsg(READ_SIZE, NOTE_SIZE)
         except BlockingIOError:
             return None
         except OSError as error:
             raise ConnectionFailed(f"the connection broke ({_words(error)})") from error
+        self.stamp = notes[0][2] if notes else None
+        return data  # type: ignore[no-any-return]
 
     def send(self, index: int) -> None:
         """Send request number `index` of the pool."""

@@ -46,9 +46,10 @@ def run_closed(
     timeout_s: float = 5.0,
     tls: dict[str, Any] | None = None,
     check: ResponseCheck | None = None,
+    give_way: Callable[[], None] = nothing,
 ) -> tuple[Samples, ClosedLoop, int]:
     """Samples, the loop, and the window's end."""
-    loop = ClosedLoop(connector(address, tls, check), 4, timeout_s, nothing)
+    loop = ClosedLoop(connector(address, tls, check), 4, timeout_s, give_way)
     for _ in range(clients):
         loop.add_client()
     begin = time.monotonic_ns() + 50_000_000
@@ -295,6 +296,26 @@ def test_tls_with_the_servers_certificate_works(
     samples, loop, _ = run_closed(server.address, tls={"ca": str(made)})
     assert len(samples) >= 2
     assert set(samples.status.tolist()) == {Status.OK}, loop.errors
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_what_the_process_does_while_an_answer_comes_is_in_no_latency(
+    fake_server: Callable[..., Any], certificate: tuple[Path, Path], is_encrypted: bool
+) -> None:
+    made, key = certificate
+    arguments = ("--tls", str(made), str(key)) if is_encrypted else ()
+    server = fake_server("--law", "fixed:2", *arguments)
+    samples, _, _ = run_closed(
+        server.address,
+        clients=1,
+        duration_s=0.6,
+        tls={"ca": str(made)} if is_encrypted else None,
+        give_way=lambda: time.sleep(0.04),  # 20 times as long as an answer takes, every 10 ms
+    )
+    assert set(samples.status.tolist()) == {Status.OK}
+    between = np.diff(samples.sent_ns)
+    assert np.quantile(between, 0.9) > 35e6  # the loop was away, so the next request was late
+    assert np.quantile(samples.done_ns - samples.sent_ns, 0.9) < 20e6
 
 
 def test_an_unknown_certificate_is_refused_unless_told_otherwise(
