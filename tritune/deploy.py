@@ -266,10 +266,11 @@ def warm(triton: Triton, model: str, plan: LoadPlan, progress: Progress = lambda
 
 
 class ReloadProbe(threading.Thread):
-    """One request at a time, back to back, while a model reloads; remembers when each reply came."""
+    """One request at a time, back to back or after a pause, while a model reloads; remembers when each reply came."""
 
-    def __init__(self, triton: Triton, model: str) -> None:
+    def __init__(self, triton: Triton, model: str, pause_s: float = 0.0) -> None:
         super().__init__(name="reload-probe", daemon=True)
+        self._pause_s = pause_s
         # A connection of its own: the caller's is busy with the load.
         self._triton = Triton(triton.endpoints)
         self._model = model
@@ -298,6 +299,8 @@ class ReloadProbe(threading.Thread):
             if status == 200:
                 self._replies_ns.append(time.monotonic_ns())
                 self._answered.set()
+                if self._pause_s:
+                    self._ended.wait(self._pause_s)
             elif not self._replies_ns:
                 self.reason = f"The probe's request was refused: {answer[:200].decode(errors='replace')}"
                 self._answered.set()
@@ -318,11 +321,11 @@ class ReloadProbe(threading.Thread):
         self.join(15.0)
 
     def longest_gap_ms(self) -> float | None:
-        """The longest time between two replies; None below two replies."""
+        """The longest time between two replies, without the pause; None below two replies."""
         replies = self._replies_ns
         if len(replies) < 2:
             return None
-        return max(after - before for before, after in pairwise(replies)) / 1e6
+        return max(after - before for before, after in pairwise(replies)) / 1e6 - self._pause_s * 1e3
 
 
 def probe_request(signature: Signature, model: str) -> tuple[bytes, dict[str, str]]:

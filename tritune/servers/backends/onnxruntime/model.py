@@ -5,6 +5,7 @@ does on a CPU. Never: anything of Tritune; this folder is copied into the server
 Python of .triton/ (numpy < 2), one process an instance.
 """
 
+import contextlib
 import ctypes
 import json
 import math
@@ -135,10 +136,8 @@ def import_quietly():
     """
 
     def work():
-        try:
+        with contextlib.suppress(OSError):  # not allowed here: then at the usual rank
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-        except OSError:
-            pass  # not allowed here: then at the usual rank
         import onnxruntime  # noqa: F401
 
     thread = threading.Thread(target=work)
