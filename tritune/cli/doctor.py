@@ -58,7 +58,7 @@ def _text(report: Report) -> str:
     sums = ", ".join(
         f"{count} {word}{'s' if count != 1 and word != 'info' else ''}"
         for word in ("error", "warning", "info")
-        if (count := report.count(word))  # type: ignore[arg-type]
+        if (count := report.count(word))
     )
     good = f"; {len(report.checked)} things in order" if report.checked else ""
     return "\n\n".join([*parts, f"{sums}{good}."])

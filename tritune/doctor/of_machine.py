@@ -9,6 +9,7 @@ Sources: NVIDIA's release notes and CUDA compatibility pages (bands, not one num
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -293,7 +294,7 @@ def _docker() -> Docker | None:
     try:
         import requests
 
-        import docker
+        docker: Any = importlib.import_module("docker")  # by name: the project has a folder docker/ too
     except ImportError:
         return Docker(error="Docker's Python package is not installed: `pip install -r requirements.txt`")
     try:

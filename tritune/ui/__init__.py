@@ -44,7 +44,10 @@ PAGES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("pages/compare.py", "Compare", ":material/bar_chart:"),
         ("pages/history.py", "History", ":material/history:"),
     ),
-    "Help": (("pages/try_it.py", "Try it", ":material/draw:"),),
+    "Help": (
+        ("pages/try_it.py", "Try it", ":material/draw:"),
+        ("pages/doctor.py", "Doctor", ":material/stethoscope:"),
+    ),
 }
 KINDS: Mapping[JobKind, str] = {
     JobKind.SETUP: "Set-up",
