@@ -15,6 +15,8 @@ Floats = NDArray[np.float64]
 
 NOISIER = 0.05
 """A candidate whose own errors are larger than the others' at this level (F test) has a variance of its own."""
+FAR_NOISIER = 0.001
+"""At this level it is in nobody else's variance either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ def fit(table: Floats) -> Fit:
     freedom = (counts.sum(axis=-1) - (counts > 0).sum(axis=-1) - rank).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.where(freedom > 0, np.square(residuals).sum(axis=(-2, -1)) / freedom, np.nan)
-    variances, freedoms = _variances(there, weights, inverse, np.square(residuals).sum(axis=-1), variance, freedom)
+    variances, freedoms, variance, freedom = _variances(
+        there, weights, inverse, np.square(residuals).sum(axis=-1), variance, freedom
+    )
     level_variance, level_freedom = _level_variance(there, blocks, rank, variance, freedom)
     return Fit(
         counts,
@@ -122,8 +126,9 @@ def _last(rows: Floats) -> Floats:
 
 def _variances(
     there: NDArray[np.bool_], weights: Floats, inverse: Floats, squares: Floats, variance: Floats, freedom: Floats
-) -> tuple[Floats, Floats]:
-    """Each candidate's variance of one error: the pooled one, or its own where that is larger by an F test.
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Each candidate's variance of one error: the pooled one, or its own where that is larger by an F test; and the
+    pooled one of those that are not far noisier than the rest.
 
     The squares of a candidate's residuals have n - 1 - sum L⁺ + n w L⁺ w degrees of freedom (1 minus the leverages).
     """
@@ -139,11 +144,14 @@ def _variances(
         ratio = mine / ((squares.sum(axis=-1)[..., None] - squares) / rest)
         chance = fdtrc(counts - 1, rest, ratio)
         noisier = (own > 0.5) & (rest > 0.5) & (ratio > 1) & (chance < NOISIER)
-    pooled, degrees = (
-        np.broadcast_to(variance[..., None], counts.shape),
-        np.broadcast_to(freedom[..., None], counts.shape),
-    )
-    return np.where(noisier, mine, pooled), np.where(noisier, np.minimum(counts - 1, degrees), degrees)
+        far = noisier & (chance < FAR_NOISIER)
+        some = far.any(axis=-1)
+        left = np.where(some, np.where(far, 0.0, own).sum(axis=-1), freedom)
+        variance = np.where(some, np.where(far, 0.0, squares).sum(axis=-1) / left, variance)
+    pooled = np.broadcast_to(variance[..., None], counts.shape)
+    degrees = np.broadcast_to(left[..., None], counts.shape)
+    variances = np.where(noisier, np.maximum(mine, pooled), pooled)
+    return variances, np.where(noisier, np.minimum(counts - 1, degrees), degrees), variance, left
 
 
 def _level_variance(

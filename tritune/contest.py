@@ -248,14 +248,11 @@ class _Contest:
             running[load] = [cell for cell in cells if cell not in found]
         return found, running
 
-    @staticmethod
-    def _out_words(ratio: float, metric: Metric, leader: CellKey) -> str:
+    def _out_words(self, ratio: float, metric: Metric, leader: CellKey) -> str:
         amount = f"{abs(ratio - 1) * 100:.3g} %" if 0.5 < ratio < 2 else f"{ratio:.3g} times"
-        if metric is Metric.THROUGHPUT:
-            words = f"{amount} less throughput" if "%" in amount else f"{amount} the throughput"
-        else:
-            words = f"a {amount} higher P99" if "%" in amount else f"{amount} the P99"
-        return f"{words} than that of configuration {leader[0]}, the best under this load"
+        share, times = ("less throughput", "throughput") if metric is Metric.THROUGHPUT else ("higher P99", "P99")
+        words = f"{amount} {share} than" if "%" in amount else f"{amount} the {times} of"
+        return f"{words} {self.design.name(leader[0])}, the best under this load"
 
     def stop(self, round: int, out: Mapping[CellKey, str], running: Mapping[int, list[CellKey]]) -> str | None:
         """Why the study stops after this look; None where it goes on."""
@@ -305,4 +302,4 @@ class _Contest:
             return f"No configuration can be shown to keep {limits}: none has the number that it is about."
         _, words = self._judge(nearest)
         load = describe_arrivals(self.design.loads[nearest[1]].load())
-        return f"No configuration keeps {limits}. The nearest is configuration {nearest[0]} with {load}: {words}."
+        return f"No configuration keeps {limits}. The nearest is {self.design.name(nearest[0])} with {load}: {words}."

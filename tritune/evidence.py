@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,11 @@ class Design:
     baseline: int = 0
     candidates: tuple[int, ...] = ()
     precision: float | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    def name(self, candidate: int) -> str:
+        """What a candidate is called in a sentence."""
+        return self.names.get(candidate) or f"configuration {candidate}"
 
 
 @dataclass(frozen=True, slots=True)

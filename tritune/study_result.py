@@ -1,7 +1,7 @@
 """A study's job and trials as the one document that `sweep`, `study show`, pages and reports read (pure).
 
-Belongs here: which trials count, cells pooled over rounds, names, warnings about how it was measured. Never: formulas
-(verdicts, contest, evidence), sentences (study_words), files, clocks.
+Belongs here: what was asked, cells pooled over rounds, names, warnings about how it was measured. Never: which trials
+count (study_trials), formulas (verdicts, contest, evidence), sentences (study_words), files, clocks.
 """
 
 from __future__ import annotations
@@ -16,27 +16,16 @@ from typing import Any
 from tritune import study_words, verdicts
 from tritune.analysis import NO_VERDICT, Number, configuration_key, estimate, labels, surroundings, surroundings_differ
 from tritune.doubts import MeasurementWarning
-from tritune.evidence import MEASURE, Design, Evidence, Reading
+from tritune.evidence import Design, Evidence
 from tritune.load_plan import LoadPlan, describe_load
-from tritune.plan import JobState, TrialState
+from tritune.plan import JobState
 from tritune.store import Cell, Job, Trial, trial_number
 from tritune.study_plan import DEFAULT_ROUNDS, Metric, Objective, StudyPlan
+from tritune.study_trials import by_cell, newest, reading, rounds_done, sessions_of
+from tritune.study_trials import readings as readings
 from tritune.verdicts import Best, Comparison, Ratio, Settled, Verdict
 
-GAP_S = 300.0
-"""A round with a longer pause between two trials was not measured in one go: it counts as two."""
-
 Document = dict[str, Any]
-
-
-def readings(trials: Sequence[Trial]) -> list[Reading]:
-    """What the finished trials of a study say, oldest first: of repeated attempts the newest finished one.
-
-    Trials without a cell are no part of a round, and so have no reading.
-    """
-    counted = _newest(trials)
-    sessions = _sessions(counted)
-    return [_reading(trial, trial.cell, sessions[trial.trial_id]) for trial in counted if trial.cell]
 
 
 def settle(job: Job, trials: Sequence[Trial], round: int) -> Settled:
@@ -50,11 +39,15 @@ def document(job: Job, trials: Sequence[Trial]) -> Document:
     ordered = sorted(trials, key=lambda trial: trial_number(trial.trial_id))
     asked = _Asked.of(job, ordered)
     placed = asked.placed(ordered)
-    counted = _newest(placed)
-    sessions = _sessions(counted) if asked.is_interleaved else {trial.trial_id: n for n, trial in enumerate(counted)}
-    read = [_reading(trial, trial.cell, sessions[trial.trial_id]) for trial in counted if trial.cell]
+    counted = newest(placed)
+    sessions = sessions_of(counted) if asked.is_interleaved else {trial.trial_id: n for n, trial in enumerate(counted)}
+    read = [
+        reading(trial, trial.cell, sessions[trial.trial_id])
+        for trial in counted
+        if trial.cell and (trial.round > 0 or not asked.is_interleaved)
+    ]
     evidence = Evidence.of(asked.design, read)
-    done = _rounds_done(placed) if asked.is_interleaved else 0
+    done = rounds_done(placed) if asked.is_interleaved else 0
     settled = verdicts.settle(asked.design, read, done, stop_early=asked.stop_early)
     compared = verdicts.compare(asked.design, evidence)
     if not asked.is_interleaved:
@@ -85,7 +78,7 @@ def document(job: Job, trials: Sequence[Trial]) -> Document:
         "left_out": [dict(row) for row in job.payload.get("left_out") or ()],
         "baseline": asked.candidate(asked.design.baseline) if asked.names else None,
         "trials": [trial.to_dict() for trial in ordered],
-        "cells": [_cell(evidence, settled, cell, group) for cell, group in sorted(_by_cell(counted).items())],
+        "cells": [_cell(evidence, settled, cell, group) for cell, group in sorted(by_cell(counted).items())],
         "comparisons": [_comparison(asked, row) for row in compared],
         "best": _best(asked, best),
         "reason": reason,
@@ -141,6 +134,7 @@ class _Asked:
             baseline=int(payload.get("baseline") or 0),
             candidates=tuple(names),
             precision=plan.precision if plan else None,
+            names={number: str(row.get("label") or "") for number, row in names.items()},
         )
         return cls(
             model=payload.get("model") or (plan.model if plan else trials[0].model if trials else ""),
@@ -154,9 +148,10 @@ class _Asked:
         )
 
     def placed(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials, each with a cell: one that has none gets its configuration's and load's."""
-        if all(trial.cell for trial in trials):
-            return list(trials)
+        """The trials, each with a cell: where there is no plan, one that has none gets its configuration's and
+        load's; elsewhere it is no part of the study's result."""
+        if self.plan_document or all(trial.cell for trial in trials):
+            return [trial for trial in trials if trial.cell]
         numbers = {configuration_key(trial): number for number, trial in _distinct(trials)}
         loads = {str(plan.load()): number for number, plan in enumerate(self.design.loads)}
         return [
@@ -168,7 +163,7 @@ class _Asked:
         ]
 
     def candidate(self, number: int) -> Document:
-        row = self.names[number]
+        row = self.names.get(number, {})
         return {
             "candidate": number,
             "configuration": row.get("configuration"),
@@ -183,7 +178,10 @@ class _Asked:
 
 def _distinct(trials: Sequence[Trial]) -> list[tuple[int, Trial]]:
     """The first trial of every configuration, numbered."""
-    return list(enumerate({configuration_key(trial): trial for trial in reversed(trials)}.values().__reversed__()))
+    firsts: dict[str, Trial] = {}
+    for trial in trials:
+        firsts.setdefault(configuration_key(trial), trial)
+    return list(enumerate(firsts.values()))
 
 
 def _names_of(trials: Sequence[Trial]) -> dict[int, Document]:
@@ -200,75 +198,6 @@ def _names_of(trials: Sequence[Trial]) -> dict[int, Document]:
 
 def _loads_of(trials: Sequence[Trial]) -> list[LoadPlan]:
     return list({str(trial.load): trial.plan for trial in trials}.values())
-
-
-# --- which trials count ----------------------------------------------------------------------------------------------
-
-
-def _newest(trials: Iterable[Trial]) -> list[Trial]:
-    """The finished trials, oldest first; of one round's attempts at a cell the newest. Those without a cell all."""
-    found: dict[object, Trial] = {}
-    for trial in sorted(trials, key=lambda trial: (trial.attempt, trial_number(trial.trial_id))):
-        if trial.state is TrialState.FINISHED and trial.measurement is not None:
-            found[(trial.round, trial.cell) if trial.round and trial.cell else trial.trial_id] = trial
-    return sorted(found.values(), key=lambda trial: trial_number(trial.trial_id))
-
-
-def _sessions(trials: Sequence[Trial]) -> dict[str, int]:
-    """The number of the part of its round in which a trial was measured: another one after a long pause, and for
-    every other machine, server address or Triton version."""
-    found: dict[str, int] = {}
-    places: dict[tuple[str, ...], int] = {}
-    rounds: dict[int, list[Trial]] = defaultdict(list)
-    for trial in trials:
-        rounds[trial.round].append(trial)
-    for group in rounds.values():
-        ended: dict[int, float] = {}
-        part: dict[int, int] = defaultdict(int)
-        for trial in sorted(group, key=lambda trial: trial.finished_at or trial.created_at):
-            hardware, path, versions, _ = surroundings(trial)
-            place = places.setdefault((hardware, path, versions), len(places))
-            end = trial.finished_at or trial.created_at
-            began = end - trial.plan.warmup_s - trial.plan.duration_s
-            if place in ended and began - ended[place] > GAP_S:
-                part[place] += 1
-            ended[place] = end
-            found[trial.trial_id] = place * 1000 + part[place]
-    return found
-
-
-def _reading(trial: Trial, cell: Cell, session: int) -> Reading:
-    throughput, p99 = estimate(trial, "throughput_ips"), estimate(trial, "p99")
-    return Reading(
-        candidate=cell.candidate,
-        load=cell.load,
-        round=trial.round,
-        role=cell.role,
-        throughput_ips=throughput.value,
-        p99_ms=p99.value,
-        p99_at_least=p99.at_least,
-        trial_id=trial.trial_id,
-        session=session,
-    )
-
-
-def _rounds_done(trials: Sequence[Trial]) -> int:
-    """How many rounds have no trial left to measure."""
-    ended: dict[tuple[int, Cell | None], bool] = {}
-    for trial in trials:
-        is_over = trial.state in (TrialState.FINISHED, TrialState.FAILED)
-        key = (trial.round, trial.cell)
-        ended[key] = ended.get(key, False) or is_over
-    rounds = {round for round, _ in ended if round > 0}  # round 0 is the A/A of side by side
-    return sum(all(over for (number, _), over in ended.items() if number == round) for round in rounds)
-
-
-def _by_cell(trials: Sequence[Trial]) -> dict[tuple[int, int], list[Trial]]:
-    found: dict[tuple[int, int], list[Trial]] = defaultdict(list)
-    for trial in trials:
-        if trial.cell and trial.cell.role == MEASURE:
-            found[trial.cell.candidate, trial.cell.load].append(trial)
-    return found
 
 
 # --- the document's parts --------------------------------------------------------------------------------------------
