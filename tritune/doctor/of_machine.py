@@ -9,8 +9,6 @@ Sources: NVIDIA's release notes and CUDA compatibility pages (bands, not one num
 from __future__ import annotations
 
 import contextlib
-import importlib
-import os
 import re
 import shutil
 import socket
@@ -24,7 +22,7 @@ from tritune.doctor.diagnosis import Area, Checked, Diagnosis, Job, Remedy, Repo
 from tritune.errors import LoadTestError, TrituneError
 from tritune.model_rules import Finding, Severity
 from tritune.plan import Endpoints, JobKind
-from tritune.servers import environment, images, record
+from tritune.servers import engine, environment, images, record
 from tritune.servers.record import ServerKind
 from tritune.settings import DEFAULT_HTTP_PORT, Settings
 from tritune.triton import Triton
@@ -96,7 +94,7 @@ def look(settings: Settings) -> Machine:
         disks=_disks(settings),
         perf_analyzer=tool,
         perf_analyzer_error=tool_error,
-        image=getattr(known, "image", None) or images.DEFAULT_IMAGE,
+        image=(known.image if known is not None else None) or images.DEFAULT_IMAGE,
         kind=known.kind if known is not None else None,
     )
 
@@ -158,12 +156,12 @@ def _docker_findings(machine: Machine) -> Iterator[Item]:
         )  # fmt: skip
         return
     if docker.error:
-        denied = "ermission denied" in docker.error or "PermissionError" in docker.error
+        denied = "ermission denied" in docker.error
+        said, _, step = docker.error.partition(". ")
         yield _found(
-            "docker_permission" if denied else "docker_down", "error" if needed else "warning", docker.error,
-            "This user may not use Docker's socket." if denied else "Docker's engine does not run or does not answer.",
-            "Add the user to the group docker (`sudo usermod -aG docker YOU`) and log in again." if denied
-            else "Start it (`sudo systemctl start docker`, or Docker Desktop) and check with `docker info`.",
+            "docker_permission" if denied else "docker_down", "error" if needed else "warning", said,
+            "This user may not use Docker's socket." if denied else "Docker is here, and its engine cannot be used.",
+            step or "Check with `docker info`.",
         )  # fmt: skip
         return
     yield _good("Docker", f"engine {docker.version}")
@@ -286,23 +284,20 @@ def _is_set_up(settings: Settings) -> bool:
 
 
 def _docker() -> Docker | None:
-    """What the engine says of itself, asked through the docker SDK; None where there is neither engine nor command."""
-    address = Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
-    is_here = shutil.which("docker") is not None or "DOCKER_HOST" in os.environ or address.exists()
-    if not is_here:
-        return None
+    """What the engine says of itself; None where there is neither an engine nor its command."""
     try:
-        import requests
-
-        docker: Any = importlib.import_module("docker")  # by name: the project has a folder docker/ too
-    except ImportError:
-        return Docker(error="Docker's Python package is not installed: `pip install -r requirements.txt`")
-    try:
-        client = docker.from_env(timeout=QUESTION_S)
-        with contextlib.closing(client):
+        where = engine.address()
+        is_here = shutil.which("docker") is not None or not where.startswith("unix:")
+        if not is_here and not Path(where.removeprefix("unix://")).exists():
+            return None
+        with engine.connected("look at Docker", timeout_s=QUESTION_S) as client:
             info: dict[str, Any] = client.info()
-    except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
-        return Docker(error=" ".join(str(error).split())[:300])
+    except TrituneError as error:
+        return Docker(error=str(error))
+    except engine.Missing as error:
+        return Docker(
+            error=f"Docker's engine does not know what it is asked ({error}). Is it Docker that listens there?"
+        )
     runtimes = info.get("Runtimes") or {}
     tools = ("nvidia-container-runtime-hook", "nvidia-ctk", "nvidia-container-runtime")
     return Docker(
