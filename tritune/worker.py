@@ -38,6 +38,9 @@ LOST = "worker lost: its process ended before this was done. Start it again; wha
 
 log = logging.getLogger("tritune.worker")
 
+_started: list[subprocess.Popen[bytes]] = []
+"""Workers that this process has started: waited for when they have ended."""
+
 
 def _fingerprint() -> float:
     """When a source file of this program was last written: changes with an update, unix seconds."""
@@ -388,9 +391,10 @@ def ensure(settings: Settings) -> None:
         return
     try:
         settings.results.mkdir(parents=True, exist_ok=True)
+        _started[:] = [process for process in _started if process.poll() is None]
         if is_running(settings):
             return
-        start(settings)
+        _started.append(start(settings))
     except OSError as error:
         raise StoreError(
             f"The results folder {settings.results} cannot be used: {error.strerror}. Set TRITUNE_RESULTS to another."
