@@ -1,12 +1,12 @@
-"""Tune: change the dynamic batching, reload, verify."""
+"""Tune: change the configuration, reload, verify."""
 
 import streamlit as st
 
 from tritune import ui
 from tritune.plan import JobKind
-from tritune.ui import model_view, tune_view
+from tritune.ui import knobs_view, model_view, tune_view
 
-ui.frame("Tune", "Change the batching, reload the model, and see what Triton really serves.")
+ui.frame("Tune", "Change the configuration, reload the model, and see what Triton really serves.")
 
 with ui.guard():
     model = model_view.choose()
@@ -51,11 +51,18 @@ with ui.guard():
             placeholder="Triton's default",
             help="How many copies of the model run side by side. Empty keeps Triton's default.",
         )
+        further = knobs_view.further(model, written, key, batching=batching)
     with right.container(border=True, height="stretch"):
         st.subheader("Written and served")
         tune_view.compare(written, served)
         asked = tune_view.preview(
-            model, batching=batching, sizes=sizes, delay_us=delay_us, max_batch=max_batch, instances=instances
+            model,
+            batching=batching,
+            sizes=sizes,
+            delay_us=delay_us,
+            max_batch=max_batch,
+            instances=instances,
+            further=further,
         )
 
     ready = ui.is_ready()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import pytest
 
 from loadgen.outcome import Outcome
 from loadgen.samples import Samples, write_parquet
-from tritune import measurement, rate_report, search
+from tritune import measurement, rate_report, search, study_space
 from tritune.load_plan import Arrivals, LoadPlan
 from tritune.plan import Configuration, Endpoints, JobKind, JobState, TrialState, TuneChange
 from tritune.settings import ROOT, Settings
-from tritune.store import Store
+from tritune.store import Cell, Store
+from tritune.study_plan import LoadSpace, StudyPlan
 from tritune.triton import StatisticsDifference
 
 SECOND = 1_000_000_000
@@ -56,6 +57,35 @@ def measured(
         latency_limit_ms=plan.p99_limit_ms,
     )
     return found.to_dict(), samples
+
+
+def _figures() -> dict[str, Any]:
+    """A measurement by the real formulas, for its shape; a study's trials are variations of it."""
+    return dict(measured(LoadPlan("mnist", concurrency=8), PLAIN, 1200, 6.0, 3.1, 0)[0])
+
+
+FIGURES = _figures()
+STUDIED = (
+    Configuration(32, False, (), 0, 2),
+    *(Configuration(32, True, sizes, delay, 2) for sizes in ((), (4, 8), (16,)) for delay in (0, 100, 1000)),
+    Configuration(8, True, (), 0, 2),
+    Configuration(16, True, (4,), 0, 2),
+)
+
+
+def _served(of: Configuration) -> dict[str, Any]:
+    """What GET /v2/models/mnist/config would say of a configuration."""
+    batching = {
+        "preferred_batch_size": list(of.preferred_batch_size),
+        "max_queue_delay_microseconds": str(of.max_queue_delay_microseconds),
+    }
+    return {
+        "name": "mnist",
+        "platform": "onnxruntime_onnx",
+        "max_batch_size": of.max_batch_size,
+        "instance_group": [{"count": of.instance_count, "kind": "KIND_CPU"}],
+        **({"dynamic_batching": batching} if of.dynamic_batching else {}),
+    }
 
 
 @dataclass
@@ -118,6 +148,101 @@ class Installation:
             found = rate_report.result(goal, trials, verdict if state is JobState.FINISHED else None)
             self.store.finish_job(job, "test", state, result=found)
         return job
+
+    def study(
+        self,
+        *,
+        rounds: int = 4,
+        done: int | None = None,
+        state: JobState | None = JobState.FINISHED,
+        configurations: Sequence[Configuration] = STUDIED,
+        samples: bool = False,
+        failures: bool = False,
+        **plan: Any,
+    ) -> int:
+        """A study of the configurations under 1, 8 and 32 clients; `done` rounds are measured (None: all), `state`
+        None: it still runs, in the round after them. `failures`: every seventh trial failed."""
+        asked = StudyPlan("mnist", loads=LoadSpace(concurrency=(1, 8, 32)), rounds=rounds, **plan)
+        loads = [LoadPlan("mnist", concurrency=clients) for clients in asked.loads.concurrency]
+        names = study_space.labels(configurations)
+        payload = {
+            "model": "mnist",
+            "plan": asked.to_dict(),
+            "candidates": [
+                {"number": n, "change": {}, "configuration": each.to_dict(), "label": names[n]}
+                for n, each in enumerate(configurations)
+            ],
+            "loads": [load.to_dict() for load in loads],
+            "left_out": [],
+            "baseline": 0,
+            "labels": {},
+            "note": "",
+        }
+        job = self.store.insert_job(JobKind.SWEEP, payload)
+        self.store.claim("test")
+        cells = [Cell(n, load) for load in range(len(loads)) for n in range(len(configurations))]
+        measured_rounds = rounds if done is None else done
+        random = np.random.default_rng(7)
+        for round in range(1, measured_rounds + 1 + (state is None)):
+            order = [*cells, replace(cells[0], role="drift")]
+            self.store.insert_trials(
+                job, [(loads[cell.load], configurations[cell.candidate], cell, round, 1) for cell in order]
+            )
+            waiting = reversed(self.store.trials(study_id=f"s{job}", state=TrialState.WAITING))
+            for number, trial in enumerate(waiting):
+                assert self.store.claim_trial(trial.trial_id)
+                if round > measured_rounds:
+                    break
+                if failures and number % 7 == 3:
+                    self.store.finish_trial(trial.trial_id, TrialState.FAILED, error="The server ended in this trial.")
+                    continue
+                self._finish(trial, random, samples=samples)
+        text = f"Round {measured_rounds + 1} of {rounds}"
+        self.store.heartbeat(job, "test", {"text": text, "fraction": 0.4})
+        if state is not None:
+            self.store.finish_job(job, "test", state, result={"stopped": "All planned rounds are done."})
+        return job
+
+    def _finish(self, trial: Any, random: np.random.Generator, *, samples: bool) -> None:
+        """A trial of a study with made-up figures: batching pays with many clients, a delay costs a lone one."""
+        served, clients = trial.configuration, trial.plan.concurrency
+        batch = min(served.max_batch_size, max(1.0, clients / 3)) if served.dynamic_batching else 1.0
+        wait_ms = served.max_queue_delay_microseconds / 1e3 if served.dynamic_batching else 0.0
+        ips = 900 * clients**0.35 * batch**0.18 / (1 + 0.05 * wait_ms * (clients < 32)) * random.lognormal(0, 0.02)
+        mean_ms = 1e3 * clients / ips
+        p99_ms = 1.6 * mean_ms * random.lognormal(0, 0.04)
+        document = dict(FIGURES) | {
+            "throughput_ips": {"value": ips, "ci95": [0.98 * ips, 1.02 * ips]},
+            "latency_ms": dict(FIGURES["latency_ms"])
+            | {"mean": mean_ms, "p50": 0.9 * mean_ms, "p99": {"value": p99_ms, "ci95": [0.93 * p99_ms, 1.07 * p99_ms]}},
+            "server": {
+                "average_batch": batch,
+                "batch_sizes": {"1": 300, str(max(2, int(batch))): 700} if batch > 1 else {"1": 1000},
+                "queue_us": 300 * mean_ms,
+                "compute_input_us": 20.0,
+                "compute_infer_us": 400 * mean_ms,
+                "compute_output_us": 15.0,
+            },
+            "requests": dict(FIGURES["requests"]) | {"ok": int(10 * ips)},
+        }
+        if served.dynamic_batching and clients == 1:
+            said = "Dynamic batching is on but batches averaged 1: 1 client in flight meets 2 instances."
+            document["warnings"] = [{"code": "never_batched", "message": said}]
+        if samples:
+            folder = self.settings.trials / trial.trial_id
+            folder.mkdir(parents=True)
+            _, made = measured(trial.plan, served, ips, 0.9 * mean_ms, batch, int(trial.trial_id[1:]))
+            write_parquet(made, folder / "samples.parquet")
+        self.store.finish_trial(
+            trial.trial_id,
+            TrialState.FINISHED,
+            measurement=document,
+            provenance={
+                "triton_version": "2.51.0",
+                "machine": {"cpu": "A processor", "cores": 2},
+                "served_config": _served(served),
+            },
+        )
 
     def failed_trial(self, reason: str) -> str:
         """A load test that failed."""
@@ -243,7 +368,7 @@ def serve(with_model: Installation, monkeypatch: pytest.MonkeyPatch) -> Callable
 
     endpoints = Endpoints("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002", control=("tritune", "secret"))
 
-    def served(configuration: Configuration = PLAIN, *, forget: bool = True) -> None:
+    def served(configuration: Configuration = PLAIN, *, forget: bool = True, gpu: bool = False) -> None:
         ready = ServerStatus(ServerState.READY, ServerKind.EMBEDDED, endpoints, "2.51.0", None, 4711, True, True, 1.0)
         monkeypatch.setattr(servers, "status", lambda settings: ready)
         monkeypatch.setattr(servers, "connect", lambda settings: FakeTriton(endpoints))
@@ -258,7 +383,7 @@ def serve(with_model: Installation, monkeypatch: pytest.MonkeyPatch) -> Callable
         from tritune.repository import ModelRepository
 
         now = model_config.change(ModelRepository(with_model.settings.model_repo).config("mnist"), change)
-        FakeTriton.now = now
+        FakeTriton.now, FakeTriton.gpu = now, gpu
         if forget:
             st.cache_data.clear()
 
@@ -269,12 +394,31 @@ class FakeTriton:
     """What the pages ask of a running Triton, answered without one."""
 
     now: Any = None
+    gpu = False
+    has_model_control = True
+    has_statistics = False
+    has_model_config = True
 
     def __init__(self, endpoints: Endpoints) -> None:
         self.endpoints = endpoints
 
     def index(self) -> list[dict[str, Any]]:
         return [{"name": "mnist", "version": "1", "state": "READY", "reason": ""}]
+
+    def __enter__(self) -> FakeTriton:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def has_gpu(self) -> bool:
+        return self.gpu
+
+    def metrics(self) -> dict[str, float] | None:
+        return None
+
+    def versions(self, name: str) -> tuple[int, ...]:
+        return (1,)
 
     def model_ready(self, name: str) -> bool:
         return name == "mnist"

@@ -6,13 +6,18 @@ Belongs here: turning widgets into a TuneChange and showing what the core says o
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import streamlit as st
 
 from tritune import deploy, model_config, ui, worker
-from tritune.errors import InputError
+from tritune.errors import InputError, ServerError
+from tritune.knobs import KNOBS, Scalar
 from tritune.plan import Configuration, JobKind, JobState, TuneChange
 from tritune.ui import model_view, wording
+
+ON_CPU = KNOBS["instance_kind"].label
+"""What Triton reports of every model and nobody asked for."""
 
 
 def need_local(model: str) -> None:
@@ -62,7 +67,14 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def change(
-    before: Configuration, *, batching: bool, sizes: str, delay_us: int, max_batch: int, instances: int | None
+    before: Configuration,
+    *,
+    batching: bool,
+    sizes: str,
+    delay_us: int,
+    max_batch: int,
+    instances: int | None,
+    further: Mapping[str, Scalar | None],
 ) -> TuneChange:
     """What the widgets ask for beyond what is written. Raises InputError."""
     if not batching:
@@ -70,6 +82,7 @@ def change(
             dynamic_batching=False if before.dynamic_batching else None,
             max_batch_size=max_batch if max_batch != before.max_batch_size else None,
             instance_count=instances if instances != before.instance_count else None,
+            further=further,
         )
     preferred = parse_sizes(sizes)
     return TuneChange(
@@ -78,13 +91,24 @@ def change(
         max_queue_delay_microseconds=delay_us if delay_us != before.max_queue_delay_microseconds else None,
         max_batch_size=max_batch if max_batch != before.max_batch_size else None,
         instance_count=instances if instances != before.instance_count else None,
+        further=further,
     )
 
 
 def preview(
-    model: str, *, batching: bool, sizes: str, delay_us: int, max_batch: int, instances: int | None
+    model: str,
+    *,
+    batching: bool,
+    sizes: str,
+    delay_us: int,
+    max_batch: int,
+    instances: int | None,
+    further: Mapping[str, Scalar | None] | None,
 ) -> TuneChange | None:
-    """Show what would be written, or in plain words why Triton would refuse it; None where it would."""
+    """Show what would be written, or in plain words why Triton would refuse it; None where it would. `further` None:
+    one of the further knobs has been refused already."""
+    if further is None:
+        return None
     try:
         asked = change(
             written(model),
@@ -93,6 +117,7 @@ def preview(
             delay_us=int(delay_us),
             max_batch=int(max_batch),
             instances=None if instances is None else int(instances),
+            further=further,
         )
         if asked.is_empty:
             return asked
@@ -110,10 +135,11 @@ def preview(
 
 def compare(before: Configuration, served: Configuration | None) -> None:
     """Every knob as written and as served."""
-    now = wording.knobs(served)
+    asked, now = wording.knobs(before), wording.knobs(served)
     rows = [
-        {"Setting": name, "config.pbtxt": value, "Served now": now.get(name, "–")}
-        for name, value in wording.knobs(before).items()
+        {"Setting": name, "config.pbtxt": asked.get(name, "–"), "Served now": now.get(name, "–")}
+        for name in (asked | now if served else asked)
+        if name in asked or name != ON_CPU
     ]
     st.dataframe(rows, hide_index=True, alt="The configuration as written and as served")
     if served is None:
@@ -124,7 +150,14 @@ def needs_reload(model: str) -> bool:
     """Whether the server serves something else than what is written."""
     if (served := ui.served_config(model)) is None:
         return True
-    return bool(model_config.differences(ui.repository().config(model), served))
+    asked = ui.repository().config(model)
+    if not model_config.differences(asked, served):
+        return False
+    try:
+        with ui.triton() as triton:
+            return bool(deploy.differences(triton, model, asked, served))
+    except ServerError:
+        return True
 
 
 def can_undo(model: str) -> bool:
