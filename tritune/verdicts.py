@@ -8,6 +8,7 @@ decides about a study needs one module), trials and their documents (study_resul
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -172,13 +173,14 @@ def _more_rounds(design: Design, evidence: Evidence, estimate: Estimate) -> int 
     if not estimate.value or not math.isfinite(estimate.error):
         return None
     family, rate = _compared(design, evidence), estimate.freedom / max(estimate.rounds - 1, 1)
-    for more in range(1, HOPELESS_ROUNDS + 1):
-        rounds = estimate.rounds + more
-        look = max(estimate.look + more, FIRST_LOOK)
-        critical = looks.critical(look, design.rounds, family, estimate.freedom + more * rate)
-        if critical * estimate.error * math.sqrt(estimate.rounds / rounds) < abs(estimate.value):
-            return more
-    return None
+
+    def is_settled(more: int) -> bool:
+        critical = looks.critical(estimate.look + more, design.rounds, family, estimate.freedom + more * rate)
+        shrunk = estimate.error * math.sqrt(estimate.rounds / (estimate.rounds + more))
+        return critical * shrunk < abs(estimate.value)
+
+    found = 1 + bisect_left(range(1, HOPELESS_ROUNDS + 1), True, key=is_settled)
+    return found if found <= HOPELESS_ROUNDS else None
 
 
 def _compared(design: Design, evidence: Evidence) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -331,12 +332,12 @@ def test_a_trial_without_numbers_is_no_reason_to_fail() -> None:
     json.dumps(document)
 
 
-def test_a_thousand_trials_take_under_200_ms() -> None:
-    made = study(clients=(1, 2, 4, 8, 16, 32, 64), rounds=48)
-    asked = job(clients=(1, 2, 4, 8, 16, 32, 64), rounds=48, stop_early=True)
+def test_a_thousand_trials_take_under_200_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "DELAYS", tuple(range(42)))
+    made, asked = study(clients=(1, 2, 4), rounds=8), job(clients=(1, 2, 4), rounds=8)
     study_result.document(asked, made)
     begun = time.process_time()
-    study_result.document(asked, made)
-    assert len(made) == 1008
-    # Processor time, of the second call; 0.2 s on a quiet core, and half as much again for a busy one.
+    document = study_result.document(asked, made)
+    assert len(made) == len(document["trials"]) == 1008
+    # Processor time, of the second call: some 0.14 s on a quiet core, and up to twice as much on a busy one.
     assert time.process_time() - begun < 0.3
