@@ -9,7 +9,6 @@ A pool holds several distinct payloads, so that no cache on the server's side is
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import struct
@@ -85,14 +84,43 @@ def payloads(signature: Signature, plan: LoadPlan, count: int | None = None) -> 
     """
     _check_names(signature, plan)
     batch = _check_batch(signature, plan)
-    shapes = {tensor.name: _sample_shape(tensor, plan, signature) for tensor in signature.inputs}
     if plan.input_data is not None:
-        return _from_file(Path(plan.input_data), signature, shapes, batch)
-    first = _random_payload(signature, plan, shapes, batch, 0)
+        # A file brings the sizes of free dimensions itself.
+        chosen = {
+            tensor.name: _sample_shape(tensor, plan.shapes, plan, signature) if tensor.name in plan.shapes else None
+            for tensor in signature.inputs
+        }
+        return _from_file(Path(plan.input_data), signature, chosen, batch)
+    mixed = [
+        {tensor.name: _sample_shape(tensor, row, plan, signature) for tensor in signature.inputs}
+        for row in _in_turn(plan)
+    ]
+    largest = max(sum(_nbytes(tensor, row[tensor.name], batch) for tensor in signature.inputs) for row in mixed)
     if count is None:
-        size = sum(len(tensor.raw) for tensor in first)
-        count = max(1, min(POOL_SIZE, POOL_BYTES // max(1, size)))
-    return [first, *(_random_payload(signature, plan, shapes, batch, index) for index in range(1, count))]
+        fitting = POOL_BYTES // max(1, largest)
+        # Whole turns, so that the weights hold; one turn at least, also where it is large.
+        count = max(1, min(POOL_SIZE, fitting) // len(mixed)) * len(mixed)
+    return [_random_payload(signature, plan, mixed[index % len(mixed)], batch, index) for index in range(count)]
+
+
+def _in_turn(plan: LoadPlan) -> list[Mapping[str, tuple[int, ...]]]:
+    """The shapes of as many requests as their weights add up to, the heavy ones spread evenly over them."""
+    if not plan.shape_mix:
+        return [plan.shapes]
+    shrink = math.gcd(*(row.weight for row in plan.shape_mix))
+    weights = [row.weight // shrink for row in plan.shape_mix]
+    total, credit, turn = sum(weights), [0] * len(weights), []
+    for _ in range(total):  # smooth weighted round-robin
+        credit = [have + weight for have, weight in zip(credit, weights, strict=True)]
+        chosen = credit.index(max(credit))
+        credit[chosen] -= total
+        turn.append(plan.shape_mix[chosen].shapes)
+    return turn
+
+
+def _nbytes(tensor: TensorSpec, shape: Sequence[int], batch: int | None) -> int:
+    """About how large a tensor is."""
+    return math.prod(shape) * (batch or 1) * (byte_size(tensor.datatype) or 12)
 
 
 def http_body(payload: Payload) -> HttpBody:
@@ -150,6 +178,7 @@ def _split(tensor: Tensor, samples: int) -> list[bytes]:
 
 
 def bytes_elements(raw: bytes) -> list[bytes]:
+    """The elements of a BYTES tensor, each with its length in front."""
     elements, position = [], 0
     while position < len(raw):
         (length,) = struct.unpack_from("<I", raw, position)
@@ -162,7 +191,8 @@ def _check_names(signature: Signature, plan: LoadPlan) -> None:
     names = [tensor.name for tensor in signature.inputs]
     if not names:
         raise InputError(f"Model {plan.model} declares no inputs, so no request can be made. Check its configuration.")
-    for given in (*plan.shapes, *plan.int_ranges):
+    mixed = [name for row in plan.shape_mix for name in row.shapes]
+    for given in (*plan.shapes, *mixed, *plan.int_ranges):
         if given not in names:
             raise InputError(f"Model {plan.model} has no input {given}. Its inputs: {', '.join(names)}.")
 
@@ -184,9 +214,11 @@ def _check_batch(signature: Signature, plan: LoadPlan) -> int | None:
     return plan.batch
 
 
-def _sample_shape(tensor: TensorSpec, plan: LoadPlan, signature: Signature) -> tuple[int, ...]:
+def _sample_shape(
+    tensor: TensorSpec, shapes: Mapping[str, tuple[int, ...]], plan: LoadPlan, signature: Signature
+) -> tuple[int, ...]:
     declared = tensor.shape
-    chosen = plan.shapes.get(tensor.name)
+    chosen = shapes.get(tensor.name)
     if chosen is None:
         if -1 in declared:
             example = ",".join("8" if size == -1 else str(size) for size in declared)
@@ -226,9 +258,9 @@ def _random_bytes(
     kind = tensor.datatype
     if kind == "BYTES":
         numbers = generator.integers(*(span or (0, 99_999_999)), size=math.prod(shape), endpoint=True)
-        return b"".join(_element(str(number).encode()) for number in numbers)
+        return b"".join(element(str(number).encode()) for number in numbers)
     if kind == "BF16":
-        return _bfloat16((generator.integers(0, _STEPS, size=shape, endpoint=True) / _STEPS).astype(np.float32))
+        return bfloat16((generator.integers(0, _STEPS, size=shape, endpoint=True) / _STEPS).astype(np.float32))
     dtype = DTYPES.get(kind)
     if dtype is None:
         raise InputError(
@@ -251,24 +283,26 @@ def _random_bytes(
     return generator.integers(low, high, size=shape, dtype=dtype, endpoint=True).tobytes()
 
 
-def _bfloat16(values: NDArray[np.float32]) -> bytes:
+def bfloat16(values: NDArray[np.float32]) -> bytes:
+    """FP32 as BF16's bytes: the upper half of each number."""
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
-def _element(data: bytes) -> bytes:
+def element(data: bytes) -> bytes:
+    """One BYTES element: its length, then its bytes."""
     return struct.pack("<I", len(data)) + data
 
 
 def _from_file(
-    path: Path, signature: Signature, shapes: Mapping[str, tuple[int, ...]], batch: int | None
+    path: Path, signature: Signature, shapes: Mapping[str, tuple[int, ...] | None], batch: int | None
 ) -> list[Payload]:
-    """perf_analyzer's JSON: {"data": [{"INPUT": [..] or {"content": .., "shape": ..} or {"b64": ..}}, ..]}; one
-    sample an entry. With a batch of b the samples i, i+1, .. i+b-1 (around the end) make request i."""
-    samples = _samples_in(path, signature, shapes)
+    """With a batch of b the samples i, i+1, .. i+b-1 (around the end) make request i."""
+    from loadgen import input_data
+
+    samples = input_data.read(path, signature, shapes)
     size = batch or 1
-    count = max(1, math.ceil(len(samples) / size))
     pool = []
-    for index in range(count):
+    for index in range(math.ceil(len(samples) / size)):
         rows = [samples[(index * size + offset) % len(samples)] for offset in range(size)]
         tensors = []
         for spec in signature.inputs:
@@ -281,60 +315,3 @@ def _from_file(
             tensors.append(Tensor(spec.name, spec.datatype, shape, b"".join(part.raw for part in parts)))
         pool.append(tuple(tensors))
     return pool
-
-
-def _samples_in(path: Path, signature: Signature, shapes: Mapping[str, tuple[int, ...]]) -> list[dict[str, Tensor]]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        entries = document["data"]
-        if not isinstance(entries, list) or not entries:
-            raise TypeError("data is not a list of samples")
-    except OSError as error:
-        raise InputError(f"The input data {path} could not be read ({error.strerror}). Name a JSON file.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f'The input data {path} is not of the form {{"data": [{{"{signature.inputs[0].name}": [numbers]}}]}} '
-            f"({error}). Correct the file."
-        ) from error
-    return [_sample(path, number, entry, signature, shapes) for number, entry in enumerate(entries)]
-
-
-def _sample(
-    path: Path, number: int, entry: Any, signature: Signature, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
-    row = {}
-    for spec in signature.inputs:
-        where = f"{path}: sample {number}, input {spec.name}"
-        if not isinstance(entry, dict) or spec.name not in entry:
-            raise InputError(f"{where} is missing. Every sample needs every input of the model.")
-        value = entry[spec.name]
-        shape = shapes[spec.name]
-        if isinstance(value, dict):
-            shape = tuple(int(size) for size in value.get("shape", shape))
-            value = value.get("content", value)
-        try:
-            raw = _raw(spec.datatype, value)
-        except (ValueError, TypeError, OverflowError, binascii.Error) as error:
-            raise InputError(f"{where} cannot be read as {spec.datatype} ({error}). Correct the file.") from error
-        _check_size(where, spec, shape, raw)
-        row[spec.name] = Tensor(spec.name, spec.datatype, shape, raw)
-    return row
-
-
-def _raw(datatype: str, value: Any) -> bytes:
-    if isinstance(value, dict):
-        return base64.b64decode(str(value["b64"]) if "b64" in value else "", validate=True)
-    flat = np.asarray(value, dtype=object).ravel().tolist()
-    if datatype == "BYTES":
-        return b"".join(_element(str(item).encode()) for item in flat)
-    if datatype == "BF16":
-        return _bfloat16(np.asarray(flat, dtype=np.float32))
-    return np.asarray(flat).astype(DTYPES[datatype], casting="unsafe").tobytes()
-
-
-def _check_size(where: str, spec: TensorSpec, shape: tuple[int, ...], raw: bytes) -> None:
-    have = len(bytes_elements(raw)) if spec.datatype == "BYTES" else len(raw) // (byte_size(spec.datatype) or 1)
-    if have != math.prod(shape):
-        raise InputError(
-            f"{where} has {have} elements, and its shape {list(shape)} needs {math.prod(shape)}. Correct the file."
-        )

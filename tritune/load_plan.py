@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from tritune.arrival_plan import (
@@ -22,6 +23,7 @@ from tritune.arrival_plan import (
 )
 from tritune.errors import InputError
 from tritune.plan import Endpoints, Signature, number, whole
+from tritune.shape_mix import MixedShape, check_mix, describe_shapes
 
 MAX_CONCURRENCY = 4096
 MAX_CONNECTIONS = 16384
@@ -80,7 +82,9 @@ class LoadPlan:
     rate), or `intervals_us`, which are repeated from the warm-up's begin on. `max_connections` is the most that an
     open loop opens, over all workers. `check_share` of the responses are decoded and checked. Beyond
     `max_raw_samples` requests a histogram takes the place of the single ones. `p99_limit_ms` is what the P99 should
-    stay under; it changes nothing that is sent. Raises InputError where a value is out of range, or not exactly one
+    stay under; it changes nothing that is sent. `shape_mix` takes the place of `shapes` where requests differ.
+
+    Raises InputError where a value is out of range, or not exactly one
     load is given.
     """
 
@@ -109,6 +113,7 @@ class LoadPlan:
     check_share: float = 0.0
     max_raw_samples: int = 20_000_000
     p99_limit_ms: float | None = None
+    shape_mix: tuple[MixedShape, ...] = ()
 
     def __post_init__(self) -> None:
         given = (self.concurrency is not None, self.rate_rps is not None, bool(self.stages), bool(self.intervals_us))
@@ -134,6 +139,7 @@ class LoadPlan:
         whole("max_raw_samples", self.max_raw_samples, 0, 2**40, "Use 0 to keep counts only.")
         self._check_open_loop()
         self._check_wire()
+        self._check_mix()
         if self.workers > (self.concurrency or self.workers):
             raise InputError(
                 f"workers={self.workers} must not exceed concurrency={self.concurrency}. Use fewer workers."
@@ -182,6 +188,15 @@ class LoadPlan:
             if wrong := [name for name, is_given in ours.items() if is_given]:
                 raise InputError(f"{wrong[0]} is not offered with perf_analyzer. Use the locust driver.")
 
+    def _check_mix(self) -> None:
+        if not self.shape_mix:
+            return
+        if self.shapes or self.input_data is not None:
+            raise InputError("Mixed shapes go with neither a single shape nor an input file. Give one of them.")
+        check_mix(self.shape_mix)
+        if self.driver is Driver.PERF_ANALYZER and self.batch > 1:
+            raise InputError("perf_analyzer cannot send mixed shapes in batches. Use batch 1, or the locust driver.")
+
     @property
     def is_open_loop(self) -> bool:
         return self.concurrency is None
@@ -215,6 +230,10 @@ class LoadPlan:
             document["compression"] = str(self.compression)
         if self.grpc_stream:
             document["grpc_stream"] = True
+        if self.shapes or self.shape_mix:
+            document["shapes"] = describe_shapes(self.shape_mix or (MixedShape(self.shapes),))
+        if self.input_data is not None:
+            document["input_data"] = Path(self.input_data).name
         return document
 
     def to_dict(self) -> dict[str, Any]:
@@ -244,6 +263,10 @@ class LoadPlan:
             "check_share": self.check_share,
             "max_raw_samples": self.max_raw_samples,
             "p99_limit_ms": self.p99_limit_ms,
+            "shape_mix": [
+                {"shapes": {name: list(shape) for name, shape in row.shapes.items()}, "weight": row.weight}
+                for row in self.shape_mix
+            ],
         }
 
     @classmethod
@@ -259,6 +282,10 @@ class LoadPlan:
         values["compression"] = Compression(values.get("compression", Compression.NONE))
         values["stages"] = tuple(Stage(*row) for row in values.get("stages") or ())
         values["intervals_us"] = tuple(values.get("intervals_us") or ())
+        values["shape_mix"] = tuple(
+            MixedShape({name: tuple(shape) for name, shape in row["shapes"].items()}, row["weight"])
+            for row in values.get("shape_mix") or ()
+        )
         return cls(**values)
 
 
@@ -269,7 +296,9 @@ def describe_load(load: Mapping[str, Any]) -> str:
     wire += ["shared memory"] if load.get("shared_memory") else []
     wire += [str(load["compression"])] if load.get("compression") else []
     wire += ["stream"] if load.get("grpc_stream") else []
-    return f"{' '.join([load['driver'], load['protocol'], *wire])}, {describe_arrivals(load)}{batch}"
+    data = f", {load['shapes']}" if load.get("shapes") else ""
+    data += f", {load['input_data']}" if load.get("input_data") else ""
+    return f"{' '.join([load['driver'], load['protocol'], *wire])}, {describe_arrivals(load)}{batch}{data}"
 
 
 def describe_arrivals(load: Mapping[str, Any]) -> str:

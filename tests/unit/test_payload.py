@@ -170,7 +170,7 @@ def test_bad_input_data_is_one_sentence(tmp_path: Path, document: Any, sentence:
 
 
 def test_missing_input_data_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="could not be read"):
+    with pytest.raises(InputError, match="There is no input data"):
         payloads(one("INT32"), plan(input_data=str(tmp_path / "none.json")))
 
 

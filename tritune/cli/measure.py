@@ -16,7 +16,6 @@ from tritune.cli.frame import (
     MISSED,
     Json,
     app,
-    named,
     pairs,
     readable,
     require,
@@ -30,6 +29,7 @@ from tritune.errors import InputError
 from tritune.load_plan import Arrivals, Compression, Driver, LoadPlan, Protocol, SharedMemory, Wire, describe_load
 from tritune.plan import JobKind, JobState, TuneChange
 from tritune.settings import Settings
+from tritune.shape_mix import parse_shapes
 
 # --- tune, load, compare ----------------------------------------------------------------------------------
 
@@ -130,9 +130,11 @@ def load(
     workers: Annotated[int, typer.Option(help="Generator processes.")] = 1,
     seed: Annotated[int, typer.Option(help="Of arrivals and payloads.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
-    shape: Annotated[list[str] | None, typer.Option(help="INPUT:12,8 for inputs with free dimensions.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="INPUT:12,8 for free dimensions; several are mixed, INPUT:128@3.")
+    ] = None,
     int_range: Annotated[list[str] | None, typer.Option(help="INPUT:0:99 for integer inputs.")] = None,
-    input_data: Annotated[Path | None, typer.Option(help="A perf_analyzer-style JSON file.")] = None,
+    input_data: Annotated[Path | None, typer.Option(help="A JSON, .npy, .npz or image file, or a folder.")] = None,
     p99_ms: Annotated[
         float | None, typer.Option("--p99-ms", help="What the P99 should stay under; gives goodput.")
     ] = None,
@@ -153,6 +155,7 @@ def load(
     if find_rate and (concurrency, rate, stages, intervals) != (None, None, None, None):
         raise InputError("--find-rate chooses the load itself. Leave --concurrency, --rate, --stages, --intervals out.")
     steps = parse_stages(stages) if stages is not None else ()
+    shapes, shape_mix = parse_shapes(shape or [])
     plan = LoadPlan(
         model=name,
         driver=_choice(Driver, driver, "driver"),
@@ -175,7 +178,8 @@ def load(
         workers=workers,
         seed=seed,
         timeout_s=timeout,
-        shapes={k: whole_numbers(v, f"--shape {k}") for k, v in named(shape or [], "--shape", "INPUT:12,8")},
+        shapes=shapes,
+        shape_mix=shape_mix,
         int_ranges=integer_ranges(int_range or []),
         input_data=str(input_data.absolute()) if input_data else None,
         p99_limit_ms=p99_ms,
