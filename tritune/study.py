@@ -195,6 +195,7 @@ class _Running:
 
     def begin_round(self, number: int, out: set[Where]) -> None:
         """Insert a round's rows: candidates in a random order, each with its loads; the first cell again at the end."""
+        gone = out | self.given_up()
         chosen = [c.number for c in self.candidates]
         if self.plan.search is SearchMethod.OPTUNA:
             from tritune import optuna_search
@@ -208,9 +209,10 @@ class _Running:
                     study_result.readings(self.trials),
                     round=number,
                     storage_url=self.context.settings.database_url,
+                    owner=self.context.settings.home,
+                    out=[c for c in chosen if all((c, load) in gone for load in range(len(self.loads)))],
                 )
             )
-        gone = out | self.given_up()
         draw = random.Random(f"{self.plan.seed}/{number}")
         draw.shuffle(chosen)
         cells: list[Cell] = []
@@ -385,7 +387,7 @@ class _Running:
         """A sentence where the budget does not last for another trial."""
         if self.plan.budget_s is None or self.spent_s() + self.trial_s() <= self.plan.budget_s:
             return None
-        return f"The budget of {self.plan.budget_s / 60:g} min was spent."
+        return f"The budget of {study_space.duration_words(self.plan.budget_s)} was spent."
 
     def trial_s(self) -> float:
         """How long a trial of this study takes, seconds."""
