@@ -6,8 +6,10 @@ Belongs here: attempts, rounds, and the parts of a round that were measured in o
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from tritune.analysis import estimate, surroundings
 from tritune.evidence import MEASURE, Reading
@@ -15,7 +17,8 @@ from tritune.plan import TrialState
 from tritune.store import Cell, Trial, trial_number
 
 GAP_S = 300.0
-"""A round with a longer pause between two trials was not measured in one go: it counts as two."""
+"""A round with a longer pause between two trials, and one longer than ten usual ones, counts as two: it was not
+measured in one go."""
 
 
 def readings(trials: Sequence[Trial]) -> list[Reading]:
@@ -39,25 +42,31 @@ def newest(trials: Iterable[Trial]) -> list[Trial]:
 
 def sessions_of(trials: Sequence[Trial]) -> dict[str, int]:
     """The number of the part of its round in which a trial was measured: another one after a long pause, and for
-    every other machine, server address or Triton version."""
-    found: dict[str, int] = {}
+    every other machine, server address or version."""
     places: dict[tuple[str, ...], int] = {}
-    rounds: dict[int, list[Trial]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[Trial]] = defaultdict(list)
     for trial in trials:
-        rounds[trial.round].append(trial)
-    for group in rounds.values():
-        ended: dict[int, float] = {}
-        part: dict[int, int] = defaultdict(int)
-        for trial in sorted(group, key=lambda trial: trial.finished_at or trial.created_at):
-            hardware, path, versions, _ = surroundings(trial)
-            place = places.setdefault((hardware, path, versions), len(places))
-            end = trial.finished_at or trial.created_at
-            began = end - trial.plan.warmup_s - trial.plan.duration_s
-            if place in ended and began - ended[place] > GAP_S:
-                part[place] += 1
-            ended[place] = end
-            found[trial.trial_id] = place * 1000 + part[place]
+        hardware, path, versions, _ = surroundings(trial)
+        groups[trial.round, places.setdefault((hardware, path, versions), len(places))].append(trial)
+    for group in groups.values():
+        group.sort(key=_end)
+    pauses = [_begin(later) - _end(trial) for group in groups.values() for trial, later in pairwise(group)]
+    longest = max(GAP_S, 10 * statistics.median(pauses)) if pauses else GAP_S
+    found: dict[str, int] = {}
+    for (_, place), group in groups.items():
+        part = 0
+        for earlier, trial in zip([group[0], *group], group, strict=False):
+            part += int(_begin(trial) - _end(earlier) > longest)
+            found[trial.trial_id] = place * 1000 + part
     return found
+
+
+def _end(trial: Trial) -> float:
+    return trial.finished_at or trial.created_at
+
+
+def _begin(trial: Trial) -> float:
+    return _end(trial) - trial.plan.warmup_s - trial.plan.duration_s
 
 
 def reading(trial: Trial, cell: Cell, session: int) -> Reading:
