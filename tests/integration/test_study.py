@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tritune import jobs, servers, study, study_result, worker
+from tritune import jobs, servers, study_ask, study_result, worker
 from tritune.errors import InputError
 from tritune.plan import JobKind, JobState, TrialState
 from tritune.settings import Settings
@@ -45,7 +45,7 @@ def plan(**changes: Any) -> StudyPlan:
 
 
 def ask(settings: Settings, store: Store, **changes: Any) -> int:
-    return store.insert_job(JobKind.SWEEP, study.payload(settings, plan(**changes)))
+    return store.insert_job(JobKind.SWEEP, study_ask.prepare(settings, plan(**changes))[0])
 
 
 def work(settings: Settings, store: Store) -> Job:

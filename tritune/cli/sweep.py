@@ -111,11 +111,11 @@ def sweep(
 
 
 def _run(asked: Any, note: str, dry_run: bool, as_json: bool) -> None:
-    from tritune import jobs, study
+    from tritune import jobs, study_ask
     from tritune.store import Store
 
     settings = Settings.from_env()
-    payload, sentences = study.prepare(settings, asked, note=note)
+    payload, sentences = study_ask.prepare(settings, asked, note=note)
     if dry_run:
         show({**payload, "sentences": sentences}, as_json, "\n".join(sentences))
         return
