@@ -145,6 +145,10 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
         "(https://docs.nvidia.com/datacenter/cloud-native/container-toolkit), or start with --gpus none.",
     ),
     (
+        r"executable file not found",
+        "The image holds no tritonserver, so Docker could not {what}. Choose an image of Triton (--image NAME:TAG).",
+    ),
+    (
         r"unsatisfied condition: (?P<need>\S[^,\n]*)",
         "This machine's NVIDIA driver is too old for this image, which needs {need}. Choose an older tag, or update "
         "the driver.",
