@@ -33,7 +33,8 @@ class Scenario:
 
     `noise` is the standard deviation of one trial's logarithm, `tails` the degrees of freedom of a t distribution
     (None: normal), `drift` the standard deviation of what a whole round shares, `loud` that of one candidate's noise
-    over the others'.
+    (`loud_at`) over the others', `lost` the share of trials that fail. `asked`: a search, which measures about so many
+    candidates beside the baseline in a round, drawn at random.
     """
 
     name: str
@@ -44,9 +45,11 @@ class Scenario:
     tails: float | None = None
     drift: float = 0.0
     loud: float = 1.0
+    loud_at: int = -1
     metric: Metric = Metric.THROUGHPUT
     effects: Mapping[int, float] = field(default_factory=dict)
     lost: float = 0.0
+    asked: int | None = None
     stop_early: bool = True
 
 
@@ -60,10 +63,13 @@ NOTHING = (
     Scenario("heavy tails, 3 rounds", tails=4.0, rounds=3),
     Scenario("rounds drift by 10 %", drift=0.10),
     Scenario("one trial in 20 fails", lost=0.05),
+    Scenario("a search: 4 of 11 a round", asked=4),
     Scenario("P99, 8 %", noise=0.08, metric=Metric.P99),
     Scenario("4 equal, 2 loads, 3 rounds", configurations=4, loads=2, rounds=3),
     Scenario("2 equal, 8 rounds", configurations=2),
     Scenario("one candidate 3 times as noisy", loud=3.0),
+    Scenario("the baseline 3 times as noisy", loud=3.0, loud_at=0),
+    Scenario("the baseline so, 3 rounds", loud=3.0, loud_at=0, rounds=3),
 )
 SOMETHING = (
     Scenario("12, one 10 % more, 3 %, 8 rounds", effects={5: 0.10}),
@@ -127,9 +133,12 @@ def _draws(
     else:
         errors = chance.standard_t(scenario.tails, size=shape) * math.sqrt((scenario.tails - 2) / scenario.tails)
     errors *= scenario.noise
-    errors[:, :, -1] *= scenario.loud
+    errors[:, :, scenario.loud_at] *= scenario.loud
     shared = chance.normal(size=(studies, scenario.loads, 1, scenario.rounds)) * scenario.drift
     lost = chance.random(size=shape) < scenario.lost
+    if scenario.asked is not None:
+        order = chance.random(size=shape).argsort(axis=2)
+        lost |= (order >= scenario.asked) & (np.arange(scenario.configurations) > 0)[:, None]
     numbers = np.where(lost, np.nan, 7.0 + truth[:, None] + errors + shared)
     names, rounds = range(scenario.configurations), np.arange(1, scenario.rounds + 1)
     steady = np.full(shape[2:], 7.0)

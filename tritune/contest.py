@@ -103,6 +103,7 @@ def settle(
 
 
 _NAMES = {Metric.THROUGHPUT: "throughput", Metric.P99: "P99"}
+_TOO_FEW = "too few requests were answered for a P99 (459 are needed)"
 
 
 class _Contest:
@@ -149,7 +150,7 @@ class _Contest:
                 continue
             level = self.evidence.table(cell[1], metric).level(cell[0])
             if level is None:
-                return Judgement.MISSED, f"too few requests for a {_NAMES[metric]}"
+                return Judgement.MISSED, _TOO_FEW
             critical = looks.critical(level.look, self.design.rounds, len(self.evidence.cells), level.freedom)
             low, high = level.interval(critical)
             if not math.isfinite(level.error) and level.bound * sign > 0 and level.value > math.log(limit):
@@ -257,6 +258,8 @@ class _Contest:
     def stop(self, round: int, out: Mapping[CellKey, str], running: Mapping[int, list[CellKey]]) -> str | None:
         """Why the study stops after this look; None where it goes on."""
         if not any(running.values()):
+            if all(self._judge(cell)[1] == _TOO_FEW for cell in self.evidence.cells):
+                return f"After round {round} there is no P99 to hold against {self.limits}: {_TOO_FEW}. Measure longer."
             return f"After round {round} every configuration is clearly outside {self.limits or 'the limits'}."
         if all(self._is_settled(cells) for cells in running.values()):
             return f"After round {round} the best is told from all others."

@@ -338,6 +338,18 @@ def test_above_the_latency_limit_is_out_and_a_study_without_hope_stops() -> None
     assert settled.stop == "After round 3 every configuration is clearly outside P99 ≤ 20 ms."
 
 
+def test_a_limit_on_a_p99_that_nobody_has_ends_the_study_with_the_reason() -> None:
+    readings = [
+        Reading(row.candidate, 0, row.round, "measure", row.throughput_ips, None, False, "t")
+        for row in rounds_of({0: 1000, 1: 1000}, rounds=3)
+    ]
+    asked = design(Objective(p99_ms=20))
+    assert (verdicts.settle(asked, readings, 3).stop or "").endswith("(459 are needed). Measure longer.")
+    found, reason = verdicts.best(asked, readings)
+    assert found is None
+    assert reason.startswith("No configuration can be shown to keep P99 ≤ 20 ms")
+
+
 def test_a_fast_cell_that_may_break_the_limit_puts_no_other_out() -> None:
     readings = rounds_of({0: 1000, 1: 2000}, {0: 5, 1: 20}, rounds=3, noise=0.02)
     assert verdicts.settle(design(Objective(p99_ms=20)), readings, 3).out == {}
