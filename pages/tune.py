@@ -51,7 +51,7 @@ with ui.guard():
             placeholder="Triton's default",
             help="How many copies of the model run side by side. Empty keeps Triton's default.",
         )
-        further = knobs_view.further(model, written, key, batching=batching)
+    further = knobs_view.further(model, written, key, batching=batching)
     with right.container(border=True, height="stretch"):
         st.subheader("Written and served")
         tune_view.compare(written, served)

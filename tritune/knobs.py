@@ -49,10 +49,10 @@ def _cuda(key: str, label: str, hint: str, phrase: str) -> Knob:
     return Knob(key, label, _BOOL, place, hint, phrase, needs_gpu=True, engine="cuda")
 
 
-def _profile(which: str, label: str) -> Knob:
+def _profile(which: str) -> Knob:
     return _trt(
         f"trt_profile_{which}_shapes",
-        f"TensorRT {label} shapes",
+        f"TensorRT {which} shapes",
         _TEXT,
         "With the batch dimension, for every free input; min, opt and max go together.",
         f"TensorRT {which} {{}}",
@@ -74,20 +74,20 @@ _ALL = (
     ),
     Knob(
         "intra_op_thread_count",
-        "Threads within an operator",
+        "Intra-op threads",
         _INT,
         Parameter("intra_op_thread_count"),
-        "For each instance. Left out or 0, NVIDIA's container takes all cores for each instance; the embedded Triton "
-        "shares them out.",
+        "Within an operator, for each instance. Left out or 0, NVIDIA's container takes all cores for each instance; the "
+        "embedded Triton shares them out.",
         "{} intra-op threads",
         high=1024,
     ),
     Knob(
         "inter_op_thread_count",
-        "Threads across operators",
+        "Inter-op threads",
         _INT,
         Parameter("inter_op_thread_count"),
-        "For each instance; counts only where operators run in parallel.",
+        "Across operators, for each instance; counts only where operators run in parallel.",
         "{} inter-op threads",
         high=1024,
     ),
@@ -123,29 +123,29 @@ _ALL = (
     ),
     Knob(
         "timeout_action",
-        "Requests that waited too long",
+        "On timeout",
         _CHOICE,
         Batching("timeout_action", policy=True),
-        "Rejected, or kept and served after all others.",
+        "What happens to requests that waited too long: rejected, or kept and served after all others.",
         "timed-out requests {}",
         choices={"REJECT": "rejected", "DELAY": "delayed"},
     ),
     Knob(
         "default_timeout_microseconds",
-        "Longest wait in the queue",
+        "Queue timeout",
         _INT,
         Batching("default_timeout_microseconds", policy=True),
-        "0: no limit. Triton looks for such requests only now and then while all instances are busy.",
+        "The longest wait; 0: no limit. Triton looks for such requests only now and then while all instances are busy.",
         "timeout {}",
         unit="µs",
         high=3_600_000_000,
     ),
     Knob(
         "allow_timeout_override",
-        "A request may shorten its wait",
+        "Timeout override",
         _BOOL,
         Batching("allow_timeout_override", policy=True),
-        "It may name a shorter timeout than the longest wait, never a longer one.",
+        "Whether a request may name a timeout of its own, which can only be shorter.",
         "timeout override {}",
     ),
     Knob(
@@ -218,7 +218,7 @@ _ALL = (
     ),
     Knob(
         "cudnn_conv_algo_search",
-        "Convolution algorithm search",
+        "Convolution search",
         _CHOICE,
         Parameter("cudnn_conv_algo_search"),
         "Exhaustive (the default) makes the first request of each new shape slow.",
@@ -264,7 +264,7 @@ _ALL = (
     ),
     _trt(
         "trt_engine_cache_path",
-        "TensorRT engine cache folder",
+        "TensorRT cache folder",
         _TEXT,
         "A folder in the container; mount it, or it is lost with the container.",
         "engine cache in {}",
@@ -273,7 +273,7 @@ _ALL = (
     ),
     _trt(
         "trt_builder_optimization_level",
-        "TensorRT builder effort",
+        "TensorRT build effort",
         _INT,
         "3 is the default; higher builds longer.",
         "builder level {}",
@@ -286,12 +286,12 @@ _ALL = (
         "Saves launch time in small models; only for shapes that do not change.",
         "CUDA graphs {}",
     ),
-    _profile("min", "smallest"),
-    _profile("opt", "usual"),
-    _profile("max", "largest"),
+    _profile("min"),
+    _profile("opt"),
+    _profile("max"),
     _cuda(
         "cudnn_conv_use_max_workspace",
-        "Largest convolution workspace",
+        "Convolution workspace",
         "More memory for the search of convolution algorithms.",
         "max convolution workspace {}",
     ),

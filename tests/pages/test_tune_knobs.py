@@ -37,7 +37,7 @@ def write(installation: Any, **further: Any) -> None:
 def test_a_further_knob_is_previewed_and_asked_for(serve: Callable[..., None], with_model: Any) -> None:
     serve()
     app = open_tune()
-    named(app.number_input, "Threads within an operator").set_value(2).run()
+    named(app.number_input, "Intra-op threads").set_value(2).run()
     named(app.selectbox, "Served version").set_value(1).run()
     assert "intra_op_thread_count" in app.code[0].value
     assert "specific" in app.code[0].value
@@ -50,24 +50,28 @@ def test_what_is_written_is_shown_and_can_be_taken_out(serve: Callable[..., None
     write(with_model, intra_op_thread_count=4, priority_levels=2, default_priority_level=1, model_warmup="1,4")
     serve()
     app = open_tune()
-    assert named(app.number_input, "Threads within an operator").value == 4
+    assert named(app.number_input, "Intra-op threads").value == 4
     assert named(app.number_input, "Priority levels").value == 2
     assert named(app.text_input, "Warm up batch sizes").value == "1,4"
     assert "More settings (4 set)" in [expander.label for expander in app.expander]
     assert "Priority levels" in app.dataframe[0].value["Setting"].tolist()
     named(app.text_input, "Warm up batch sizes").set_value("").run()
+    named(app.number_input, "Intra-op threads").set_value(None).run()
     named(app.button, "Apply and reload").click().run()
-    assert with_model.store.jobs()[0].payload["change"]["further"] == {"model_warmup": None}
+    assert with_model.store.jobs()[0].payload["change"]["further"] == {
+        "model_warmup": None,
+        "intra_op_thread_count": None,
+    }
 
 
 def test_a_value_that_cannot_be_is_refused_and_the_others_stay(serve: Callable[..., None], with_model: Any) -> None:
     serve()
     app = open_tune()
-    named(app.number_input, "Threads within an operator").set_value(2).run()
+    named(app.number_input, "Intra-op threads").set_value(2).run()
     named(app.text_input, "Warm up batch sizes").set_value("four").run()
     assert "such as 1,4,16" in "\n".join(error.value for error in app.error).replace("\\", "")
     assert named(app.button, "Apply and reload").disabled
-    assert named(app.number_input, "Threads within an operator").value == 2
+    assert named(app.number_input, "Intra-op threads").value == 2
     named(app.text_input, "Warm up batch sizes").set_value("500").run()
     assert "even crashes" in app.error[0].value
     named(app.text_input, "Warm up batch sizes").set_value("1, 4").run()

@@ -65,7 +65,7 @@ def further(model: str, written: Configuration, key: str, *, batching: bool) -> 
 
     def group(title: str, names: Iterable[str]) -> None:
         st.markdown(f"**{title}**")
-        with st.grid(2, min_column_width=180, gap="small"):
+        with st.grid(4, min_column_width=180, gap="small"):
             for name in names:
                 knob = knobs.KNOBS[name]
                 off = knob.needs_batching and not batching  # it goes with the batching, so nothing is asked of it
@@ -116,7 +116,10 @@ def _widget(knob: Knob, value: Scalar | None, versions: tuple[int, ...], key: st
         )
     is_number = knob.kind is KnobKind.INT
     if is_number and (value is None or (isinstance(value, int) and value <= _LARGEST_IN_A_BROWSER)):
-        return st.number_input(label, value=value, step=1, key=key, placeholder=LEFT_OUT, help=hint, disabled=off)
+        if value is not None:
+            # Not as the widget's own value: then it could not be emptied.
+            st.session_state.setdefault(key, value)
+        return st.number_input(label, value=None, step=1, key=key, placeholder=LEFT_OUT, help=hint, disabled=off)
     text = st.text_input(
         label,
         "" if value is None else str(value),
