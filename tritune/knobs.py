@@ -77,8 +77,8 @@ _ALL = (
         "Intra-op threads",
         _INT,
         Parameter("intra_op_thread_count"),
-        "Within an operator, for each instance. Left out or 0, NVIDIA's container takes all cores for each instance; the "
-        "embedded Triton shares them out.",
+        "Within an operator, for each instance. Left out or 0, NVIDIA's container takes all cores for each instance, "
+        "and the embedded Triton shares them out.",
         "{} intra-op threads",
         high=1024,
     ),
