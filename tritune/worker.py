@@ -116,7 +116,14 @@ def _server_start(context: Context) -> Mapping[str, Any]:
     kind = servers.ServerKind(payload.get("kind", "embedded"))
     if kind is servers.ServerKind.EMBEDDED and not embedded.is_set_up(context.settings):
         embedded.set_up(context.settings, context.progress)
-    status = servers.start(context.settings, kind, port_base=payload.get("port_base"), progress=context.progress)
+    status = servers.start(
+        context.settings,
+        kind,
+        image=payload.get("image"),
+        gpus=payload.get("gpus"),
+        port_base=payload.get("port_base"),
+        progress=context.progress,
+    )
     return status.to_dict()
 
 

@@ -24,7 +24,7 @@ from locust.runners import MasterRunner, WorkerRunner
 from loadgen.outcome import PLAN_FILE
 from loadgen.users.leader import Leader
 from loadgen.users.member import Member
-from tritune.errors import TrituneError
+from tritune.errors import InputError, TrituneError
 from tritune.load_plan import Arrivals, GeneratorPlan, LoadPlan, Protocol
 from tritune.plan import Endpoints
 
@@ -119,6 +119,11 @@ def _attach_member(environment: Any, leader: Leader | None) -> None:
         try:
             plan = _plan(environment)
             count = plan.load.workers if is_conducted else int(getattr(runner, "worker_count", 1) or 1)
+            if is_conducted and index >= count:
+                raise InputError(
+                    f"A Locust worker too many (number {index + 1}) is connected to a load test that asks for {count}. "
+                    "Ask for as many workers as there are, or start as many as are asked for."
+                )
             send = runner.send_message if is_conducted else lambda *_: None
             member = Member(plan, index, count, send, environment.stats)
         except TrituneError as error:

@@ -1,9 +1,9 @@
 """A real Docker engine with nothing but what these tests put into it; no registry is needed or reached.
 
 `our_engine` is Debian's dockerd, started here as root on a data root and socket of its own in a temporary folder, or
-the one that runs already. `base_image` is Debian by debootstrap with the wheels of both requirement files in it, so that
-images are built without any network; debootstrap's and pip's work is kept in .cache/. `cpu_image` is built from the
-project's Dockerfile. Where no engine can start the tests are skipped, and fail if TRITUNE_DOCKER_TESTS=required.
+the one that runs already. `base_image` is Debian by debootstrap with the wheels of both requirement files in it, so
+that images are built without any network; debootstrap's and pip's work is kept in .cache/. `cpu_image` is built from
+the project's Dockerfile. Where no engine can start the tests are skipped, or fail if TRITUNE_DOCKER_TESTS=required.
 """
 
 from __future__ import annotations

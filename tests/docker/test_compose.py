@@ -162,3 +162,12 @@ def test_a_load_test_runs_through_locust_workers_of_their_own(compose: Callable[
     assert "clock_mapping" in {note["code"] for note in [*measured.get("notes", []), *measured["warnings"]]}
     log = Path(up["TRITUNE_RESULTS"], "trials", measured["trial_id"], "generator.log").read_text()
     assert "to 2 ready workers" in log
+
+
+def test_more_locust_workers_than_are_asked_for_are_told_and_not_measured(
+    compose: Callable[..., str], up: dict[str, str]
+) -> None:
+    compose("--profile", "cpu", "up", "--detach", "--scale", "locust=3", **up)
+    arguments = ("load", "double", "--workers", "2", "--concurrency", "2", "--duration", "30", "--warmup", "0.5")
+    with pytest.raises(AssertionError, match=r"A Locust worker too many .* asks for 2\. Ask for as many"):
+        tritune(compose, up, *arguments)

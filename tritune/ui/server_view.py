@@ -10,7 +10,7 @@ import streamlit as st
 from tritune import servers, ui
 from tritune.errors import InputError, TritonRefusedError
 from tritune.plan import JobKind
-from tritune.servers import ServerKind, ServerStatus, embedded
+from tritune.servers import ServerKind, ServerStatus, embedded, engine, images
 from tritune.settings import DEFAULT_HTTP_PORT
 from tritune.ui import model_view, wording
 
@@ -18,8 +18,15 @@ LOG_LINES = 200
 
 
 def start_form(*, busy: bool) -> None:
-    """Set up or start the embedded Triton."""
+    """Set up or start a Triton on this machine: the embedded one, or a container."""
     st.subheader("On this machine")
+    kinds = {"Without Docker": embedded_form, "In a Docker container": docker_form}
+    chosen = st.segmented_control("Which Triton", list(kinds), default="Without Docker", required=True)
+    kinds[chosen or "Without Docker"](busy)
+
+
+def embedded_form(busy: bool) -> None:
+    """Set up or start the embedded Triton."""
     if reason := embedded.unsupported_reason():
         st.warning(wording.plain(reason), icon=":material/block:")
         return
@@ -32,6 +39,45 @@ def start_form(*, busy: bool) -> None:
             ui.submit(JobKind.SETUP, {})
         return
     st.markdown("The embedded Triton is set up. It starts in a few seconds and loads every model of the repository.")
+    base = _first_port()
+    if st.button("Start Triton", type="primary", icon=":material/play_arrow:", disabled=busy):
+        ui.submit(JobKind.SERVER_START, {"kind": str(ServerKind.EMBEDDED), "port_base": base})
+
+
+def docker_form(busy: bool) -> None:
+    """Start a container: which image, which GPUs."""
+    if reason := _docker_reason():
+        st.warning(wording.plain(reason), icon=":material/block:")
+        return
+    image = st.selectbox(
+        "Image",
+        [images.DEFAULT_IMAGE, images.CPU_IMAGE],
+        accept_new_options=True,
+        help="NVIDIA's with any tag, or the project's own CPU image (docs/docker.md). What is not here is pulled.",
+    )
+    limits = images.onnx_limits(image)
+    st.caption(
+        f"ONNX Runtime {limits.onnxruntime} takes models up to opset {limits.opset} and IR version {limits.ir_version}."
+        if limits
+        else "Which ONNX Runtime it has is not known before it is here."
+    )
+    names = {"All that Docker has": None, "None": "none", "Some": ""}
+    gpus = names[st.segmented_control("GPUs", list(names), default="All that Docker has", required=True) or "None"]
+    if gpus == "":
+        gpus = st.text_input("Indices of the GPUs", placeholder="0,1", width=160)
+    base = _first_port()
+    if st.button("Start Triton", type="primary", icon=":material/play_arrow:", disabled=busy):
+        wanted = {"image": images.check_image(image), "gpus": None if gpus is None else images.parse_gpus(gpus)}
+        ui.submit(JobKind.SERVER_START, {"kind": str(ServerKind.DOCKER), "port_base": base, **wanted})
+
+
+@st.cache_data(ttl=5, show_spinner=False)
+def _docker_reason() -> str | None:
+    return engine.is_reachable()
+
+
+def _first_port() -> int | None:
+    """The first of three ports; None where it is the usual one."""
     port = st.number_input(
         "First port",
         1024,
@@ -40,9 +86,7 @@ def start_form(*, busy: bool) -> None:
         width=160,
         help="HTTP, then gRPC and metrics on the next two. Where one is taken the next free three are used.",
     )
-    if st.button("Start Triton", type="primary", icon=":material/play_arrow:", disabled=busy):
-        base = int(port) if int(port) != DEFAULT_HTTP_PORT else None
-        ui.submit(JobKind.SERVER_START, {"kind": str(ServerKind.EMBEDDED), "port_base": base})
+    return int(port) if int(port) != DEFAULT_HTTP_PORT else None
 
 
 def attach_form(*, busy: bool) -> None:
@@ -105,6 +149,10 @@ def endpoints(status: ServerStatus) -> None:
     }
     if status.pid is not None:
         rows["Process"] = f"{status.pid}, started {wording.ago(status.started_at)}"
+    if status.container is not None:
+        rows["Image"] = str(status.image)
+        rows["GPUs"] = str(status.gpus)
+        rows["Container"] = f"{status.container[:12]}, started {wording.ago(status.started_at)}"
     cells = {name: wording.plain(text) for name, text in rows.items()}
     left, right = st.columns(2)
     with left:
@@ -168,7 +216,9 @@ def log(*, follow: bool) -> None:
         if text.strip():
             with st.container(height=320, autoscroll=True):
                 st.code(text, language=None)
-            st.caption(f"The last {LOG_LINES} lines, from {wording.plain(str(ui.settings().server_log))}.")
+            is_live = ui.server_status().container is not None
+            source = "the container" if is_live else str(ui.settings().server_log)
+            st.caption(f"The last {LOG_LINES} lines, from {wording.plain(source)}.")
         else:
             st.markdown("The log is empty: no server has been started here yet.")
 
