@@ -19,6 +19,8 @@ from tritune.load_plan import LoadPlan
 from tritune.study_plan import FIRST_LOOK, Metric, Objective
 
 MEASURE, DRIFT = "measure", "drift"
+UNKNOWN = 25.0
+"""An interval that reaches further than a factor of e to the 25 says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class Estimate:
 
     def interval(self, critical: float) -> tuple[float, float]:
         """Both ends at a critical t value, endless on the side where only a bound is known."""
-        half = critical * self.error if math.isfinite(self.error) else math.inf
+        half = critical * self.error if self.error > 0 else 0.0 if self.error == 0 else math.inf
+        half = half if half < UNKNOWN else math.inf
         low = -math.inf if self.bound < 0 else self.value - half
         high = math.inf if self.bound > 0 else self.value + half
         return low, high

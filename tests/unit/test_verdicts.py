@@ -198,6 +198,14 @@ def test_what_was_measured_in_another_part_of_the_round_has_a_ratio_without_a_ve
     assert math.isinf(row.throughput_ratio.high)
 
 
+def test_an_interval_without_end_is_no_difference() -> None:
+    some = rounds_of({0: 1000, 1: 1200}, rounds=3, noise=0.05)
+    row = verdicts.compare(design(rounds=3), [r for r in some if (r.candidate, r.round) != (1, 2)])[0]
+    assert row.verdict is Verdict.NO_DIFFERENCE
+    assert row.throughput_ratio is not None
+    assert row.throughput_ratio.low < 1 < row.throughput_ratio.high
+
+
 def test_a_small_difference_says_how_many_more_rounds_would_settle_it() -> None:
     readings = rounds_of({0: 1000, 1: 1025, 2: 1000, 3: 1000}, noise=0.03)
     row = verdicts.compare(design(), readings)[0]
