@@ -74,7 +74,7 @@ def change(
     delay_us: int,
     max_batch: int,
     instances: int | None,
-    further: Mapping[str, Scalar | None],
+    further: Mapping[str, Scalar | None] | None = None,
 ) -> TuneChange:
     """What the widgets ask for beyond what is written. Raises InputError."""
     if not batching:
@@ -82,7 +82,7 @@ def change(
             dynamic_batching=False if before.dynamic_batching else None,
             max_batch_size=max_batch if max_batch != before.max_batch_size else None,
             instance_count=instances if instances != before.instance_count else None,
-            further=further,
+            further=further or {},
         )
     preferred = parse_sizes(sizes)
     return TuneChange(
@@ -91,7 +91,7 @@ def change(
         max_queue_delay_microseconds=delay_us if delay_us != before.max_queue_delay_microseconds else None,
         max_batch_size=max_batch if max_batch != before.max_batch_size else None,
         instance_count=instances if instances != before.instance_count else None,
-        further=further,
+        further=further or {},
     )
 
 
