@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tritune import knobs
 from tritune.errors import InputError, StoreError
@@ -184,13 +184,14 @@ def _values(
     """Without a limit: mean log throughput and log P99 over the loads, against the baseline of the same round, which
     takes out how fast the machine is at that time. With one: the best load's score, larger is better."""
     if not _has_limit(objective):
-        throughput = [_log(mine.throughput_ips, base and base.throughput_ips) for mine, base in pairs]
-        p99 = [_log(mine.p99_ms, base and base.p99_ms) for mine, base in pairs]
-        means = [_mean(throughput), _mean(p99)]
-        return None if None in means else tuple(mean for mean in means if mean is not None)
+        means = [
+            _mean([_log(mine, base, metric) for mine, base in pairs]) for metric in (Metric.THROUGHPUT, Metric.P99)
+        ]
+        known = tuple(mean for mean in means if mean is not None)
+        return known if len(known) == len(means) else None
     scores = [_score(objective, objective.metric(loads[mine.load]), mine, base) for mine, base in pairs]
-    known = [score for score in scores if score is not None]
-    return (max(known),) if known else None
+    scored = [score for score in scores if score is not None]
+    return (max(scored),) if scored else None
 
 
 def _score(objective: Objective, metric: Metric, mine: Reading, base: Reading | None) -> float | None:
@@ -208,20 +209,26 @@ def _score(objective: Objective, metric: Metric, mine: Reading, base: Reading | 
             missed += math.log(objective.min_throughput_ips / max(mine.throughput_ips, 1e-9))
     if missed:
         return BELOW - missed
-    if metric is Metric.P99:
-        p99 = _log(mine.p99_ms, base and base.p99_ms)
-        return None if p99 is None else -p99
-    return _log(mine.throughput_ips, base and base.throughput_ips)
+    gain = _log(mine, base, metric)
+    return -gain if gain is not None and metric is Metric.P99 else gain
 
 
 def _has_limit(objective: Objective) -> bool:
     return objective.p99_ms is not None or objective.min_throughput_ips is not None
 
 
-def _log(mine: float | None, base: float | None) -> float | None:
-    if not mine or mine <= 0:
+def _log(mine: Reading, base: Reading | None, metric: Metric) -> float | None:
+    """The natural logarithm of a reading's number over the baseline's, alone where that has none."""
+    value = _number(mine, metric)
+    if value is None:
         return None
-    return math.log(mine / base) if base else math.log(mine)
+    other = _number(base, metric) if base is not None else None
+    return math.log(value / (other or 1.0))
+
+
+def _number(reading: Reading, metric: Metric) -> float | None:
+    value = reading.throughput_ips if metric is Metric.THROUGHPUT else reading.p99_ms
+    return value if value is not None and value > 0 else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -285,7 +292,7 @@ def _nearest(grid: _Grid, params: Params, free: Sequence[int], draw: random.Rand
     return draw.choice([number for number, count in shared.items() if count == most])
 
 
-def _directions(objective: Objective) -> list[str]:
+def _directions(objective: Objective) -> list[Literal["minimize", "maximize"]]:
     return ["maximize"] if _has_limit(objective) else ["maximize", "minimize"]
 
 

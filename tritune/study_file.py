@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from tritune import knobs, model_analyzer
 from tritune.errors import InputError
-from tritune.load_plan import Arrivals, Driver, Protocol
+from tritune.load_plan import Arrivals, Driver, Protocol, Wire
 from tritune.model_rules import nearest
 from tritune.study_plan import SearchMethod, StudyPlan, Switching
 
@@ -75,6 +75,7 @@ _LOADS = (
     _Key("batch", "Samples in one request."),
     _Key("protocol", '"http", "grpc".'),
     _Key("driver", '"locust", "perf_analyzer".'),
+    _Key("wire", 'Tensors in HTTP requests: "binary", "json".', ["binary", "json"]),
 )
 _OBJECTIVE = (
     _Key("p99_ms", "Highest throughput with at most this P99, milliseconds.", 10.0),
@@ -82,12 +83,13 @@ _OBJECTIVE = (
 )
 _REQUEST = (
     _Key("shapes", "Sizes of variable dimensions, by input.", {"INPUT": [12, 8]}),
+    _Key("shape_mix", "Several shapes, by weight.", [{"shapes": {"INPUT": [12, 8]}, "weight": 1}]),
     _Key("int_ranges", "Random whole numbers from … to …, by input.", {"INPUT": [0, 99]}),
     _Key("input_data", "A file of samples.", "samples.json"),
     _Key("timeout_s", "A request without an answer has failed after so long.", 10.0),
     _Key("workers", "Generator processes.", 1),
     _Key("max_connections", "The most that an open loop opens.", 512),
-    _Key("wire", 'Tensors in HTTP requests: "binary" or "json".', "binary"),
+    _Key("wire", '"binary" or "json", where [loads] does not say it.', "binary"),
     _Key("shared_memory", '"none" or "system".', "none"),
     _Key("compression", 'HTTP bodies: "none", "gzip" or "deflate".', "none"),
     _Key("grpc_stream", "One gRPC stream instead of single calls.", False),
@@ -110,6 +112,7 @@ _CHOICES: Mapping[str, type[StrEnum]] = {
     "arrivals": Arrivals,
     "protocol": Protocol,
     "driver": Driver,
+    "wire": Wire,
     "search": SearchMethod,
     "switching": Switching,
 }
@@ -135,8 +138,8 @@ def read(path: Path, model: str | None = None) -> PlanFile:
         raise InputError(f"The plan {path} is not UTF-8 text (byte {error.start}). Is it the right file?") from error
     if path.suffix.lower() in YAML:
         found = model_analyzer.parse(text, str(path), model)
-        return PlanFile(found.plan, found.notes)
-    return PlanFile(parse(text, str(path), model))
+        return PlanFile(_beside(found.plan, path), found.notes)
+    return PlanFile(_beside(parse(text, str(path), model), path))
 
 
 def parse(text: str, source: str = "The plan", model: str | None = None) -> StudyPlan:
@@ -180,6 +183,14 @@ def write(plan: StudyPlan) -> str:
 def example(plan: StudyPlan) -> str:
     """`write`, with every key that the plan leaves out as a comment that can be switched on."""
     return _text(plan, with_samples=True)
+
+
+def _beside(plan: StudyPlan, path: Path) -> StudyPlan:
+    """The plan with its file of samples found from where the plan lies."""
+    data = plan.request.get("input_data")
+    if not isinstance(data, str):
+        return plan
+    return replace(plan, request={**plan.request, "input_data": str((path.parent / data).absolute())})
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -229,7 +240,7 @@ def _space(values: Mapping[str, Any], source: str) -> Document:
 def _loads(values: Mapping[str, Any], source: str) -> Document:
     found = _known(values, [key.name for key in _LOADS], source, "loads")
     found = {name: _list(value) for name, value in found.items()}
-    for name in ("arrivals", "protocol", "driver"):
+    for name in ("arrivals", "protocol", "driver", "wire"):
         if name in found:
             found[name] = [_choice(value, name, source) for value in found[name]]
     if "concurrency" not in found and "rate_rps" not in found:
@@ -293,4 +304,4 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(each) for each in value) + "]"
-    return tomlkit.item(value).as_string()
+    return str(tomlkit.item(value).as_string())

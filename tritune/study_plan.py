@@ -13,7 +13,7 @@ from typing import Any
 
 from tritune.arrival_plan import MAX_RATE_RPS
 from tritune.errors import InputError
-from tritune.load_plan import MAX_CONCURRENCY, Arrivals, Driver, LoadPlan, Protocol
+from tritune.load_plan import MAX_CONCURRENCY, Arrivals, Driver, LoadPlan, Protocol, Wire
 from tritune.plan import TuneChange, number, whole
 
 MAX_ROUNDS = 100
@@ -130,7 +130,7 @@ class SearchSpace:
 @dataclass(frozen=True, slots=True)
 class LoadSpace:
     """The loads of every candidate: each of `concurrency` (closed) and of `rate_rps` with each of `arrivals` (open),
-    for every batch, protocol and driver.
+    for every batch, protocol, driver and, where it is given, `wire` (else StudyPlan.request says it, or it is binary).
     """
 
     concurrency: tuple[int, ...] = ()
@@ -139,6 +139,7 @@ class LoadSpace:
     batch: tuple[int, ...] = (1,)
     protocol: tuple[Protocol, ...] = (Protocol.HTTP,)
     driver: tuple[Driver, ...] = (Driver.LOCUST,)
+    wire: tuple[Wire, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.concurrency and not self.rate_rps:
@@ -159,6 +160,7 @@ class LoadSpace:
             "batch": list(self.batch),
             "protocol": [str(value) for value in self.protocol],
             "driver": [str(value) for value in self.driver],
+            "wire": [str(value) for value in self.wire],
         }
 
     @classmethod
@@ -170,6 +172,7 @@ class LoadSpace:
             tuple(document.get("batch") or (1,)),
             tuple(Protocol(value) for value in document.get("protocol") or ("http",)),
             tuple(Driver(value) for value in document.get("driver") or ("locust",)),
+            tuple(Wire(value) for value in document.get("wire") or ()),
         )
 
 

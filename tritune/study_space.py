@@ -37,6 +37,7 @@ ASKED = 4
 
 SHARED = (
     "shapes",
+    "shape_mix",
     "int_ranges",
     "input_data",
     "timeout_s",
@@ -342,8 +343,11 @@ def _loads(plan: StudyPlan) -> tuple[tuple[LoadPlan, ...], list[LeftOut]]:
         {"rate_rps": rate, "arrivals": process} for rate in space.rate_rps for process in space.arrivals
     ]
     found: dict[str, LoadPlan] = {}
-    for driver, protocol, batch, coming in itertools.product(space.driver, space.protocol, space.batch, arrivals):
-        asked = {"driver": driver, "protocol": protocol, "batch": batch, **coming}
+    wires = [{"wire": wire} for wire in space.wire] or [{}]
+    for driver, protocol, wire, batch, coming in itertools.product(
+        space.driver, space.protocol, wires, space.batch, arrivals
+    ):
+        asked = {"driver": driver, "protocol": protocol, **wire, "batch": batch, **coming}
         try:
             load = _load(plan, asked)
         except InputError as error:

@@ -131,7 +131,7 @@ class SweepOptions:
 
 def preferred(text: str) -> tuple[tuple[int, ...], ...]:
     """`none;4;4,8` as lists of preferred sizes, one a configuration. Raises InputError."""
-    found = []
+    found: list[tuple[int, ...]] = []
     for part in text.split(";"):
         if part.strip().lower() in ("none", ""):
             if not part.strip():
