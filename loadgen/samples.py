@@ -13,7 +13,7 @@ import functools
 import json
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 NEVER = -1  # the time of what did not happen
 RECORD_WIDTH = 4  # intended, sent, done, status: the row of a packed batch
 SAMPLES_FILE = "samples.arrow"
+CHUNK = 1 << 16  # of what is worked on at once, so that a long run's samples need not all be in memory
 _TALLY = ("table", "place", "count")
 _TALLY_HEAD = b"tritune_tally"
 
@@ -90,6 +91,14 @@ class Samples:
             table[:, 3].astype(np.int8),
             np.full(len(table), worker, dtype=np.int16),
         )
+
+    def chunks(self) -> Iterator[Samples]:
+        """The same in stretches of at most CHUNK."""
+        for first in range(0, len(self), CHUNK):
+            yield self._slice(first, first + CHUNK)
+
+    def _slice(self, first: int, last: int) -> Samples:
+        return Samples(*(getattr(self, column.name)[first:last] for column in fields(self)))
 
     def earlier(self, by_ns: int) -> Samples:
         """The same on a clock that is `by_ns` behind; what never happened still did not."""
@@ -235,33 +244,81 @@ def _is_tally(schema: Any) -> bool:
     return schema.metadata is not None and _TALLY_HEAD in schema.metadata
 
 
+@dataclass(frozen=True, slots=True)
+class SampleFile:
+    """A stream's whole chunks, left in the file: `count` requests, read a stretch at a time."""
+
+    path: Path
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def chunks(self) -> Iterator[Samples]:
+        """All of them in stretches of about CHUNK. Raises LoadTestError where the file can no longer be read."""
+        parts: list[Samples] = []
+        for part in _stream(self.path):
+            parts.append(part)
+            if sum(map(len, parts)) >= CHUNK:
+                yield from Samples.join(parts).chunks()
+                parts = []
+        yield from Samples.join(parts).chunks()
+
+
+def open_stream(path: Path) -> SampleFile | Tally:
+    """As `read_stream`, with the samples left in the file."""
+    counts = _tally_in(path)
+    return SampleFile(path, sum(map(len, _stream(path)))) if counts is None else counts
+
+
 def read_stream(path: Path) -> Samples | Tally:
     """All whole chunks of a stream, whether or not it has an end: a torn tail is left out; or the counts, where a long
     run kept those.
 
     Raises LoadTestError where the file is missing or is no sample stream at all.
     """
+    counts = _tally_in(path)
+    return Samples.join(list(_stream(path))) if counts is None else counts
+
+
+def _tally_in(path: Path) -> Tally | None:
     import pyarrow as pa
 
-    parts: list[Samples] = []
+    with _readable(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return None
+        stream = pa.ipc.open_stream(file)
+        return _tally_from(stream.read_all()) if _is_tally(stream.schema) else None
+
+
+def _stream(path: Path) -> Iterator[Samples]:
+    """The whole chunks, in the order in which they were written."""
+    import pyarrow as pa
+
+    with _readable(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return
+        stream = pa.ipc.open_stream(file)
+        if stream.schema != _schema():
+            raise LoadTestError(f"{path} holds no samples of a load test. Run the load test again.")
+        while True:
+            try:
+                batch = stream.read_next_batch()
+            except (StopIteration, pa.ArrowInvalid, OSError):
+                return
+            yield _from_columns(batch)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[IO[bytes]]:
+    """A file of samples. Raises LoadTestError where it, or what is done with it, fails."""
+    import pyarrow as pa
+
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return Samples.empty()
-            stream = pa.ipc.open_stream(file)
-            if _is_tally(stream.schema):
-                return _tally_from(stream.read_all())
-            if stream.schema != _schema():
-                raise LoadTestError(f"{path} holds no samples of a load test. Run the load test again.")
-            while True:
-                try:
-                    batch = stream.read_next_batch()
-                except (StopIteration, pa.ArrowInvalid, OSError):
-                    break
-                parts.append(_from_columns(batch))
-    except (OSError, KeyError, IndexError, ValueError, pa.ArrowInvalid) as error:
+            yield file
+    except (OSError, KeyError, IndexError, ValueError, pa.ArrowException) as error:
         raise LoadTestError(f"The samples {path} could not be read ({error}). Run the load test again.") from error
-    return Samples.join(parts)
 
 
 def _from_columns(table: Any) -> Samples:
@@ -273,30 +330,30 @@ def _from_columns(table: Any) -> Samples:
     )
 
 
-def write_parquet(samples: Samples | Tally, path: Path) -> None:
+def write_parquet(samples: Samples | SampleFile | Tally, path: Path) -> None:
     """Write the samples compressed, under a temporary name first. Raises LoadTestError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if isinstance(samples, Samples):
-        table, repeated = pa.Table.from_batches([_batch(samples)]), ["status", "worker"]
+    if isinstance(samples, Samples | SampleFile):
+        schema, repeated = _schema(), ["status", "worker"]
+        tables: Iterable[Any] = (pa.Table.from_batches([_batch(chunk)]) for chunk in samples.chunks())
     else:
-        table, repeated = _tally_table(samples), ["table"]
-    encodings = {name: "DELTA_BINARY_PACKED" for name in table.column_names if name not in repeated}
-    with _whole_file(path) as file:
-        pq.write_table(table, file, compression="zstd", use_dictionary=repeated, column_encoding=encodings)
+        counted = _tally_table(samples)
+        schema, repeated, tables = counted.schema, ["table"], [counted]
+    encodings = {name: "DELTA_BINARY_PACKED" for name in schema.names if name not in repeated}
+    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": repeated, "column_encoding": encodings}
+    with _whole_file(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
+        for table in tables:
+            writer.write_table(table)
 
 
 def read_parquet(path: Path) -> Samples | Tally:
     """Read what `write_parquet` wrote. Raises LoadTestError where it is missing or damaged."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with path.open("rb") as file:
-            table = pq.read_table(file)
+    with _readable(path) as file:
+        table = pq.read_table(file)
         if _is_tally(table.schema):
             return _tally_from(table)
         return _from_columns(table.combine_chunks())
-    except (OSError, KeyError, IndexError, ValueError, pa.ArrowException) as error:
-        raise LoadTestError(f"The samples {path} could not be read ({error}). Run the load test again.") from error

@@ -26,6 +26,7 @@ CONFIDENCE_OF_TAIL = 0.99
 
 REPLICATES = 2000
 _CHUNK = 250
+_RANKS = 1 << 17
 _TIERS = ((0.9, 1000), (0.095, 1500), (0.005, 1500))
 """(share of the sample from the bottom up, cells): how a sorted sample is cut for the bootstrap of a percentile."""
 
@@ -55,36 +56,24 @@ class Quantile:
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Durations, some of them right-censored: for those `values` holds the known lower bound.
+    """Durations, some of them right-censored: `exact` int64 and the known lower `bounds` of the others, both ascending.
 
-    `values` int64 of shape (n,), `censored` bool of shape (n,). A censored duration counts as longer than every exact
-    one, so in the order its bound is raised to the largest exact value. `order` sorts, `ordered` is sorted, `exact`
-    holds the sorted exact values. Sorting happens once, when made.
+    A censored duration counts as longer than every exact one, so in the order (first `exact`, then `bounds`) its bound
+    is raised to the largest exact value.
     """
 
-    values: Int64
-    censored: NDArray[np.bool_]
-    order: NDArray[np.intp] = field(init=False)
-    ordered: Int64 = field(init=False)
-    exact: Int64 = field(init=False)
+    exact: Int64
+    bounds: Int64
 
-    def __post_init__(self) -> None:
-        order = np.argsort(self.values)
-        ordered = self.values[order]
-        exact = ordered
-        if self.censored.any():
-            hidden = self.censored[order]
-            exact, bounds = ordered[~hidden], ordered[hidden]
-            order = np.concatenate([order[~hidden], order[hidden]])
-            ordered = np.concatenate([exact, np.maximum(bounds, exact[-1]) if exact.size else bounds])
-        object.__setattr__(self, "order", order)
-        object.__setattr__(self, "ordered", ordered)
-        object.__setattr__(self, "exact", exact)
+    @classmethod
+    def of(cls, values: Int64, censored: NDArray[np.bool_]) -> Durations:
+        """From values of shape (n,) in any order; those that are `censored` are bounds."""
+        return cls(np.sort(values[~censored]), np.sort(values[censored]))
 
     @property
     def size(self) -> int:
         """How many there are, censored ones included."""
-        return int(self.values.size)
+        return int(self.exact.size + self.bounds.size)
 
     @property
     def successes(self) -> int:
@@ -93,33 +82,41 @@ class Durations:
 
     @property
     def mean(self) -> float:
-        return float(self.values.mean()) if self.values.size else 0.0
+        return (int(self.exact.sum()) + int(self.bounds.sum())) / self.size if self.size else 0.0
 
     @property
     def longest(self) -> float:
-        return float(self.ordered[-1]) if self.values.size else 0.0
+        return float(max(self.exact.max(initial=0), self.bounds.max(initial=0)))
 
     @property
     def has_censored(self) -> bool:
-        return self.exact.size < self.values.size
+        return self.bounds.size > 0
 
     def within(self, limit: float) -> int:
         """How many exact ones are at most `limit`."""
         return int(np.searchsorted(self.exact, limit, side="right"))
+
+    def at(self, places: NDArray[np.intp]) -> Int64:
+        """The values at places (from 0) of the order."""
+        least = self.exact[-1] if self.exact.size else 0
+        hidden = np.maximum(self.bounds, least)[np.maximum(places - self.exact.size, 0)] if self.bounds.size else least
+        if not self.exact.size:
+            return np.asarray(hidden)
+        return np.where(places < self.exact.size, self.exact[np.minimum(places, self.exact.size - 1)], hidden)
 
     def quantile(self, quantile: float) -> Quantile | None:
         """The inverse of the empirical distribution function: the value at rank ceil(q * n) (Hyndman & Fan 1996,
         definition 1; numpy's `inverted_cdf`). It is one of the observed values, never one between two. None for an
         empty sample.
         """
-        if not self.values.size:
+        if not self.size:
             return None
-        place = rank(quantile, self.values.size)
-        return Quantile(float(self.ordered[place - 1]), place > self.exact.size)
+        place = rank(quantile, self.size)
+        return Quantile(float(self.at(np.array([place - 1]))[0]), place > self.exact.size)
 
     def smallest_bound(self) -> float:
         """Where the censored values begin in the order; infinity where there are none."""
-        return float(self.ordered[self.exact.size]) if self.has_censored else math.inf
+        return float(self.at(np.array([self.exact.size]))[0]) if self.has_censored else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,21 +215,23 @@ def interval_of_rate(counts_per_slot: Int64, window_s: float, draws: NDArray[np.
 
 
 def intervals_of_quantiles(
-    durations: Durations, slots: Int64, quantiles: Sequence[float], draws: NDArray[np.float32]
+    durations: Durations, slots: NDArray[Any], quantiles: Sequence[float], draws: NDArray[np.float32]
 ) -> tuple[Interval, ...]:
-    """The 95 % intervals of quantiles, by block bootstrap; `slots` (n,) is the slot of each duration.
+    """The 95 % intervals of quantiles, by block bootstrap; `slots` (n,) is the slot of each duration in their order.
 
     The sorted sample is cut into at most 4,000 cells, which get narrower towards the tail; a replicate's quantile
     is the largest value of the cell that it falls into. From P90 up this is exact for 15,000 values; of a million
     values a cell near P99 holds 64, near P99.9 four. A replicate costs one row of a matrix product, not a sort.
     """
-    edges = _cell_edges(durations.values.size)
+    edges = _cell_edges(durations.size)
     cells = edges.size - 1
-    cell_of_rank = np.repeat(np.arange(cells), np.diff(edges))
-    keys = slots[durations.order] * cells + cell_of_rank
-    table = np.bincount(keys, minlength=draws.shape[1] * cells).reshape(draws.shape[1], cells).astype(np.float32)
-    tops = durations.ordered[edges[1:] - 1].astype(np.float64)
-    return _intervals(table, tops, quantiles, draws)
+    table = np.zeros(draws.shape[1] * cells, dtype=np.int64)
+    for first in range(0, durations.size, _RANKS):  # a stretch at a time, for the memory's sake
+        ranks = np.arange(first, min(first + _RANKS, durations.size))
+        keys = slots[ranks].astype(np.int64) * cells + np.searchsorted(edges, ranks, side="right") - 1
+        table += np.bincount(keys, minlength=table.size)
+    tops = durations.at(edges[1:] - 1).astype(np.float64)
+    return _intervals(table.reshape(-1, cells).astype(np.float32), tops, quantiles, draws)
 
 
 def _intervals(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.histogram import Tally
-from loadgen.samples import Samples
+from loadgen.samples import SampleFile, Samples
 from tritune import doubts
 from tritune.doubts import MeasurementWarning
 from tritune.estimators import (
@@ -163,7 +163,7 @@ class Measurement:
 
 def measure(
     plan: LoadPlan,
-    samples: Samples | Tally,
+    samples: Samples | SampleFile | Tally,
     outcome: Outcome,
     server: StatisticsDifference | None,
     *,

@@ -204,7 +204,7 @@ def _measure(
         raise Cancelled
     context.progress("Computing percentiles and intervals", 1.0, trial_id=trial_id)
     stream = folder / "samples.arrow"
-    samples = sample_files.read_stream(stream)
+    samples = sample_files.open_stream(stream)
     server = None
     restarted = False
     if first.statistics is not None and last.statistics is not None:

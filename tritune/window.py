@@ -5,6 +5,7 @@ Belongs here: the populations of docs/measurement.md. Never: estimates, files, c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.histogram import BUCKETS, THIRDS, Tally, block_count, cut, highest_of, part_of, slot_count
-from loadgen.samples import Samples
+from loadgen.samples import SampleFile, Samples
 from tritune.errors import LoadTestError
 from tritune.estimators import (
     CountedDurations,
@@ -24,6 +25,8 @@ from tritune.estimators import (
 
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
+_SLOT_BITS = 8  # there are at most 200 slots
+_SLOT = (1 << _SLOT_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,8 @@ class Window:
     blocks: int
     """How many blocks the intervals are drawn from; 0: the window is too short for intervals."""
     answers_by_slot: Int64
-    slots: Int64 | None
-    """The slot of each latency, where there are single ones."""
+    slots: NDArray[np.uint8] | None
+    """The slot of each latency in the order of `latencies`, where there are single ones."""
 
     @property
     def length_s(self) -> float:
@@ -99,7 +102,7 @@ class Window:
         return intervals_of_quantiles(self.latencies, self.slots, quantiles, draws)
 
     @classmethod
-    def cut(cls, samples: Samples | Tally, start_ns: int, end_ns: int) -> Window:
+    def cut(cls, samples: Samples | SampleFile | Tally, start_ns: int, end_ns: int) -> Window:
         """Raises LoadTestError where the window is empty, or where counts are of another window."""
         if end_ns <= start_ns:
             raise LoadTestError(
@@ -108,30 +111,7 @@ class Window:
             )
         if isinstance(samples, Tally):
             return cls._of_tally(samples, start_ns, end_ns)
-        seen = cut(samples, start_ns, end_ns)
-        blocks = block_count((end_ns - start_ns) / NS_PER_S)
-        slots = slot_count(start_ns, end_ns)
-        third = part_of(seen.intended_ns, start_ns, end_ns, THIRDS)
-        thirds = Thirds(
-            np.bincount(third, minlength=THIRDS),
-            np.bincount(part_of(seen.answers_ns, start_ns, end_ns, THIRDS), minlength=THIRDS),
-            np.bincount(third, weights=seen.latencies, minlength=THIRDS).astype(np.float64),
-        )
-        return cls(
-            start_ns=start_ns,
-            end_ns=end_ns,
-            counts=_request_counts(seen.counts),
-            latencies=Durations(seen.latencies, seen.censored),
-            services=Durations(seen.services, np.zeros(seen.services.size, dtype=np.bool_)),
-            lags=Durations(seen.lags, seen.lags_censored),
-            answers=seen.counts["answers"],
-            completed=seen.counts["completed"],
-            uncertain=seen.counts["uncertain"],
-            thirds=thirds,
-            blocks=blocks,
-            answers_by_slot=np.bincount(part_of(seen.answers_ns, start_ns, end_ns, slots), minlength=slots),
-            slots=part_of(seen.intended_ns, start_ns, end_ns, slots),
-        )
+        return _Sorter(len(samples), start_ns, end_ns).window(samples)
 
     @classmethod
     def _of_tally(cls, tally: Tally, start_ns: int, end_ns: int) -> Window:
@@ -155,6 +135,92 @@ class Window:
             answers_by_slot=tally.answers,
             slots=None,
         )
+
+
+class _Sorter:
+    """Sorts the requests of a window a chunk at a time: beyond the chunk it holds nine bytes a request, and 16 more
+    where requests have left at other times than they were intended to.
+
+    A latency and its slot are one number while they are sorted: latencies that are equal are in the order of slots.
+    """
+
+    def __init__(self, count: int, start_ns: int, end_ns: int) -> None:
+        self._edges = (start_ns, end_ns)
+        self._slots = slot_count(start_ns, end_ns)
+        self._counts: Counter[str] = Counter()
+        self._keys = np.empty(count, dtype=np.int64)  # the kernel gives only the pages that are written
+        self._services = np.empty(count, dtype=np.int64)
+        self._lags = np.empty(count, dtype=np.int64)
+        self._served = self._scheduled = 0
+        self._are_services_latencies = self._are_lags_zero = True
+        self._hidden = [np.empty(0, dtype=np.int64)]  # keys of what is censored
+        self._hidden_lags = [np.empty(0, dtype=np.int64)]
+        self._answers = np.zeros(self._slots, dtype=np.int64)
+        self._planned = np.zeros(THIRDS, dtype=np.int64)
+        self._third_answers = np.zeros(THIRDS, dtype=np.int64)
+        self._third_sums = np.zeros(THIRDS, dtype=np.float64)
+
+    def window(self, samples: Samples | SampleFile) -> Window:
+        for chunk in samples.chunks():
+            self._add(chunk)
+        keys = self._keys[: self._served]
+        keys.sort()
+        hidden = np.sort(np.concatenate(self._hidden))
+        slots = np.empty(keys.size + hidden.size, dtype=np.uint8)
+        np.bitwise_and(keys, _SLOT, out=slots[: keys.size], casting="unsafe")
+        np.bitwise_and(hidden, _SLOT, out=slots[keys.size :], casting="unsafe")
+        keys >>= _SLOT_BITS
+        none = np.empty(0, dtype=np.int64)
+        lags = np.broadcast_to(np.int64(0), self._scheduled)
+        if not self._are_lags_zero:
+            lags = np.sort(self._lags[: self._scheduled])
+        return Window(
+            start_ns=self._edges[0],
+            end_ns=self._edges[1],
+            counts=_request_counts(self._counts),
+            latencies=Durations(keys, hidden >> _SLOT_BITS),
+            services=Durations(keys if self._are_services_latencies else np.sort(self._services[: self._served]), none),
+            lags=Durations(lags, np.sort(np.concatenate(self._hidden_lags))),
+            answers=self._counts["answers"],
+            completed=self._counts["completed"],
+            uncertain=self._counts["uncertain"],
+            thirds=Thirds(self._planned, self._third_answers, self._third_sums),
+            blocks=block_count((self._edges[1] - self._edges[0]) / NS_PER_S),
+            answers_by_slot=self._answers,
+            slots=slots,
+        )
+
+    def _add(self, chunk: Samples) -> None:
+        seen = cut(chunk, *self._edges)
+        self._counts.update(seen.counts)
+        keys = (seen.latencies << _SLOT_BITS) | part_of(seen.intended_ns, *self._edges, self._slots)
+        exact = ~seen.censored
+        self._hidden.append(keys[seen.censored])
+        self._keep_services(seen.services, seen.latencies[exact])
+        self._keep_lags(seen.lags[~seen.lags_censored])
+        self._hidden_lags.append(seen.lags[seen.lags_censored])
+        self._keys[self._served : self._served + seen.services.size] = keys[exact]
+        self._served += seen.services.size
+        self._answers += np.bincount(part_of(seen.answers_ns, *self._edges, self._slots), minlength=self._slots)
+        third = part_of(seen.intended_ns, *self._edges, THIRDS)
+        self._planned += np.bincount(third, minlength=THIRDS)
+        self._third_answers += np.bincount(part_of(seen.answers_ns, *self._edges, THIRDS), minlength=THIRDS)
+        self._third_sums += np.bincount(third, weights=seen.latencies, minlength=THIRDS)
+
+    def _keep_services(self, services: Int64, latencies: Int64) -> None:
+        if self._are_services_latencies and not np.array_equal(services, latencies):
+            self._are_services_latencies = False
+            self._services[: self._served] = self._keys[: self._served] >> _SLOT_BITS
+        if not self._are_services_latencies:
+            self._services[self._served : self._served + services.size] = services
+
+    def _keep_lags(self, lags: Int64) -> None:
+        if self._are_lags_zero and lags.any():
+            self._are_lags_zero = False
+            self._lags[: self._scheduled] = 0
+        if not self._are_lags_zero:
+            self._lags[self._scheduled : self._scheduled + lags.size] = lags
+        self._scheduled += lags.size
 
 
 def _request_counts(counts: Mapping[str, int]) -> RequestCounts:

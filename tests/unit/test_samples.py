@@ -10,7 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.samples import NEVER, Samples, SampleWriter, Status, read_parquet, read_stream, write_parquet
+from loadgen.samples import (
+    CHUNK,
+    NEVER,
+    SampleFile,
+    Samples,
+    SampleWriter,
+    Status,
+    open_stream,
+    read_parquet,
+    read_stream,
+    write_parquet,
+)
 from tritune.errors import LoadTestError
 
 
@@ -57,6 +68,23 @@ def test_a_torn_tail_costs_only_the_torn_chunk(tmp_path: Path) -> None:
         torn.write_bytes(data[:length])
         assert len(read_stream(torn)) in (10, 20)
     assert_equal(read_stream(whole), some(20))
+
+
+@pytest.mark.parametrize("sizes", [(), (7, 1, 5), (CHUNK - 1, 3), (2 * CHUNK + 5, 1)])
+def test_samples_that_stay_in_their_file_are_the_same_in_stretches(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    writer = SampleWriter(tmp_path / "s.arrow")
+    for place, size in enumerate(sizes):
+        rows = np.arange(4 * size, dtype=np.int64).reshape(-1, 4) % 100 + place
+        writer.write(Samples.from_packed(rows.tobytes(), place))
+    writer.close()
+    opened, whole = open_stream(tmp_path / "s.arrow"), read_stream(tmp_path / "s.arrow")
+    assert isinstance(opened, SampleFile)
+    assert len(opened) == len(whole) == sum(sizes)
+    stretches = list(opened.chunks())
+    assert max(map(len, stretches), default=0) <= CHUNK
+    assert_equal(Samples.join(stretches), whole)
+    write_parquet(opened, tmp_path / "s.parquet")
+    assert_equal(read_parquet(tmp_path / "s.parquet"), whole)
 
 
 def test_an_empty_file_holds_no_samples(tmp_path: Path) -> None:
