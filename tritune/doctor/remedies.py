@@ -75,7 +75,8 @@ def _misnamed_config(settings: Settings, root: Path, model: str, finding: Findin
 def _misnamed_version(settings: Settings, root: Path, model: str, finding: Finding) -> tuple[str, Step] | None:
     path = root / finding.seen
     if path.name.isascii() and path.name.isdecimal():
-        return _moved(root, path, path.with_name(str(int(path.name))))
+        moved = _moved(root, path, path.with_name(str(int(path.name))))
+        return moved or _set_aside(settings, root, path)
     return _set_aside(settings, root, path)
 
 
