@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from tritune import knobs
 from tritune.analysis import UNKNOWN_CONFIGURATION
 from tritune.doubts import as_served
 from tritune.frames import SERVER_PARTS
@@ -30,7 +31,7 @@ KNOBS: Mapping[str, str] = {
     "instance_count": "Instances",
     "dynamic_batching": "Dynamic batching",
 }
-"""The five knobs in words; any other goes by its own name."""
+"""The five knobs in words; the others have theirs in knobs.KNOBS."""
 
 
 # --- names and order -----------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ def varied(document: Document) -> dict[str, str]:
     every = [each.get("configuration") or {} for each in candidates(document).values()]
     names = dict.fromkeys([*KNOBS, *(name for each in every for name in each)])
     return {
-        name: KNOBS.get(name, name.replace("_", " ").capitalize())
+        name: KNOBS.get(name) or (knobs.KNOBS[name].label if name in knobs.KNOBS else name)
         for name in names
         if len({knob_words(each, name) for each in every}) > 1
     }

@@ -28,6 +28,11 @@ from tritune.study_frames import (
 MARKS = {BEST: "★ best", EQUAL: "≈ not told from the best"}
 
 
+def mark(standing: str) -> str:
+    """`★ ` before the best, `≈ ` before what cannot be told from it, nothing before the rest."""
+    return f"{MARKS[standing][0]} " if standing in MARKS else ""
+
+
 def change_words(ratio: Document | None) -> str:
     """`+12.3 % (+9.8 to +14.9)`; a dash where there is no ratio."""
     if not ratio or ratio.get("value") is None:
@@ -42,28 +47,29 @@ def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f}"
 
 
-def verdict_table(document: Document, load: int | None = None) -> list[dict[str, Any]]:
-    """The comparisons in words, for reading: best first, then better, not told apart, worse."""
+def verdict_table(document: Document, *, number: int | None = None) -> list[dict[str, Any]]:
+    """The comparisons in words, for reading: better first, then not told apart, then worse; of one configuration only
+    where `number` is given."""
     words, named = load_words(document), labels(document)
-    several = len(words) > 1
+    stands = {load: standings(document, load) for load in words}
     order = {"better": 0, "no difference shown": 1, "worse": 2}
     rows = []
     for each in sorted(document["comparisons"], key=lambda each: (order.get(each["verdict"], 3), each["candidate"])):
-        number, at = int(each["candidate"]), int(each["load_number"])
-        if load is not None and at != load:
+        candidate, at = int(each["candidate"]), int(each["load_number"])
+        if number is not None and candidate != number:
             continue
         more = each["more_rounds"]
         rows.append(
             {
-                "Configuration": named[number],
-                **({"Load": words.get(at, "")} if several and load is None else {}),
+                "Configuration": named[candidate],
+                "Load": words[at],
                 "Verdict": each["verdict"],
                 "Throughput": change_words(each["throughput_ratio"]),
                 "P99": change_words(each["p99_ratio"]),
                 "About": "throughput" if each["metric"] == "throughput_ips" else "P99",
                 "Rounds": each["rounds"],
                 "To settle it": f"about {more} more round{'s' if more != 1 else ''}" if more else "–",
-                "Place": MARKS.get(standings(document, at)[number], ""),
+                "Place": MARKS.get(stands[at][candidate], ""),
             }
         )
     return rows
@@ -145,9 +151,7 @@ def progress_table(document: Document) -> list[dict[str, str]]:
             states.setdefault((int(cell["candidate"]), int(cell["load"])), set()).add(trial["state"])
     rows = []
     for number, each in candidates(document).items():
-        row = {
-            "Configuration": f"{MARKS[stands[number]][0]} {named[number]}" if stands[number] in MARKS else named[number]
-        }
+        row = {"Configuration": mark(stands[number]) + named[number]}
         for load, text in words.items():
             row[text] = _progress(cells.get((number, load)), states.get((number, load), set()), document["rounds"])
         row["State"] = _state(each, running=document["state"] in ("waiting", "running"))

@@ -347,7 +347,11 @@ def test_the_verdict_table_says_how_much_and_how_many_rounds_would_settle_it() -
     open_one = next(row for row in rows if row["Verdict"] == "no difference shown")
     assert open_one["To settle it"] == "about 14 more rounds"
     assert [row["Place"] for row in rows if row["Place"]] == ["≈ not told from the best", "★ best"]
-    assert "Load" not in study_tables.verdict_table(WHOLE, 1)[0]
+    assert [row["Load"] for row in study_tables.verdict_table(WHOLE, number=4)] == [
+        "8 clients",
+        "32 clients",
+        "1 client",
+    ]
 
 
 def test_batching_is_shown_as_asked_in_effect_and_formed_with_the_reason() -> None:

@@ -16,7 +16,7 @@ from tritune.analysis import Comparison
 from tritune.errors import TrituneError
 from tritune.load_plan import describe_load
 from tritune.store import Trial
-from tritune.ui import results_view, wording
+from tritune.ui import results_view, study_actions, wording
 
 if TYPE_CHECKING:
     import altair as alt
@@ -44,8 +44,19 @@ def defaults(finished: Sequence[Trial]) -> list[str]:
     return [trial.trial_id for trial in finished[:2]][::-1]
 
 
+def offered(finished: Sequence[Trial]) -> list[Trial]:
+    """What can be chosen: load tests of their own, those that the URL names, and the pinned baseline.
+
+    A study's trials are compared within the study; the URL may name some of them all the same.
+    """
+    pinned = study_actions.pinned()
+    wanted = {*st.query_params.get_all("trials"), pinned.trial_id if pinned else ""}
+    return [trial for trial in finished if trial.cell is None or trial.trial_id in wanted]
+
+
 def choose(finished: Sequence[Trial]) -> tuple[list[Trial], str]:
-    """The chosen trials, in the order chosen, and the baseline's id; both live in the URL."""
+    """The chosen trials, in the order chosen, and the baseline's id; both live in the URL. A pinned baseline is among
+    them at first."""
     known = {trial.trial_id: trial for trial in finished}
 
     def label(name: str) -> str:
@@ -53,20 +64,22 @@ def choose(finished: Sequence[Trial]) -> tuple[list[Trial], str]:
 
     # By hand, since a bound widget would write the whole label of each trial into the URL.
     asked = [name for name in dict.fromkeys(st.query_params.get_all("trials")) if name in known]
-    chosen = st.multiselect(
-        "Load tests", list(known), default=asked or defaults(finished), format_func=label, key="trials"
-    )
+    pinned = [trial.trial_id] if (trial := study_actions.pinned()) is not None else []
+    first = asked or list(dict.fromkeys([*pinned, *defaults(finished)]))
+    chosen = st.multiselect("Load tests", list(known), default=first, format_func=label, key="trials")
     st.query_params["trials"] = chosen
     if not chosen:
         return [], ""
-    wanted = st.query_params.get("baseline")
-    baseline = st.selectbox(
-        "Baseline",
-        chosen,
-        index=chosen.index(wanted) if wanted in chosen else 0,
-        format_func=label,
-        help="The others are given as ratios to this one.",
-    )
+    wanted = next((name for name in (st.query_params.get("baseline"), *pinned) if name in chosen), chosen[0])
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        baseline = st.selectbox(
+            "Baseline",
+            chosen,
+            index=chosen.index(wanted),
+            format_func=label,
+            help="The others are given as ratios to this one.",
+        )
+        study_actions.pin_button(baseline, key="pin_trial")
     st.query_params["baseline"] = baseline
     return [known[name] for name in chosen], baseline
 
