@@ -71,7 +71,7 @@ with ui.guard():
         warmup = fourth.number_input("Warm up for, s", value=2.0, step=1.0, format="%g", key="load_warmup", **kept)
         searched = loop == rate_view.FIND
         limit = rate_view.limit_input(first if searched else fifth, needed=searched, **kept)
-        details = load_view.details(**kept)
+        details = load_view.details(is_open=loop == load_view.OPEN, **kept)
         left, right = st.columns(2)
         labels = left.text_input("Labels", placeholder="machine=laptop, run=1", key="load_labels", **kept)
         note = right.text_input("Note", key="load_note")

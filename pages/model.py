@@ -29,15 +29,17 @@ with ui.guard():
         ui.submit(JobKind.MODEL_BUILD, {"opset": int(opset), "simplify": simplify, "retrain": retrain})
     with right.container(border=True, height="stretch"):
         st.subheader("Add an ONNX file")
-        upload = st.file_uploader("ONNX file", type=["onnx"])
+        upload = st.file_uploader("ONNX file, or a .zip with its weights", type=["onnx", "zip"])
+        path = st.text_input("Or a path on this machine", placeholder="/models/large.onnx")
         name = st.text_input(
             "Name on the server",
-            model_view.suggested_name(upload.name) if upload else "",
+            model_view.suggested_name(upload.name if upload else path) if upload or path.strip() else "",
             placeholder="letters, digits, _ . -",
         )
-        if st.button("Add the model", disabled=busy or upload is None) and upload is not None:
-            path = model_view.keep_upload(upload)
-            ui.submit(JobKind.MODEL_ADD, {"path": str(path), "name": name.strip() or None})
+        add = st.button("Add the model", disabled=busy or not (upload or path.strip()))
+        if add:
+            file = model_view.keep_upload(upload) if upload else model_view.on_this_machine(path)
+            ui.submit(JobKind.MODEL_ADD, {"path": str(file), "name": name.strip() or None})
     model_view.outcome()
 
     st.subheader("Published models")

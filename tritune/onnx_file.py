@@ -5,6 +5,8 @@ Belongs here: what must hold before a file can be called ONNX at all. Never: wha
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     import onnx
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
+LARGE_FILE_BYTES = 16 << 20
+KEPT_BYTES = 64 << 10
+"""Initializers up to here are kept: shape inference reads the values of small ones."""
 _LOOKS_LIKE = (
     (b"PK\x03\x04", "a zip archive, such as a PyTorch checkpoint"),
     (b"\x1f\x8b", "a gzip file"),
@@ -27,8 +32,12 @@ _LOOKS_LIKE = (
 )
 
 
-def read(path: Path) -> onnx.ModelProto:
-    """The model in the file at `path`; weights in files beside it are not loaded. Raises OnnxError."""
+def read(path: Path, *, with_weights: bool = True) -> onnx.ModelProto:
+    """The model in the file at `path`; weights in files beside it are not loaded. Raises OnnxError.
+
+    Without `with_weights`, large initializers of a large file keep name, type and dimensions only, so that it is never
+    whole in memory.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -45,7 +54,16 @@ def read(path: Path) -> onnx.ModelProto:
                 f"{path} has {status.st_size / 2**30:.1f} GiB, and one ONNX file can hold 2. "
                 "Save it with its weights as external data."
             )
-        data = path.read_bytes()
+        data = b""
+        if not with_weights and status.st_size > LARGE_FILE_BYTES:
+            # A damaged one is read whole, so that what is wrong with it can be said.
+            with (
+                contextlib.suppress(ValueError),
+                path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            ):
+                data = _without_weights(mapped)
+        data = data or path.read_bytes()
     except FileNotFoundError as error:
         raise OnnxError(f"There is no file {path}. Check the path.") from error
     except (OSError, ValueError) as error:
@@ -108,6 +126,73 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
     return value, len(data) + 1
+
+
+def _without_weights(mapped: mmap.mmap) -> bytes:
+    """A ModelProto's bytes without the values of its graph's large initializers; empty where it cannot be followed.
+
+    Fields (onnx.proto): ModelProto.graph 7, GraphProto.initializer 5, TensorProto's values 4, 5, 6, 7, 9, 10, 11.
+    """
+    kept = []
+    for field, start, body, end in _fields(mapped, 0, len(mapped)):
+        if field != 7:
+            kept.append(mapped[start:end])
+            continue
+        parts = []
+        for inner, inner_start, inner_body, inner_end in _fields(mapped, body, end):
+            if inner != 5 or inner_end - inner_start <= KEPT_BYTES:
+                parts.append(mapped[inner_start:inner_end])
+                continue
+            heads = [
+                mapped[begin:stop]
+                for number, begin, _, stop in _fields(mapped, inner_body, inner_end)
+                if number not in (4, 5, 6, 7, 9, 10, 11)
+            ]
+            tensor = b"".join(heads)
+            parts.append(b"\x2a" + _as_varint(len(tensor)) + tensor)
+        graph = b"".join(parts)
+        kept.append(b"\x3a" + _as_varint(len(graph)) + graph)
+    return b"".join(kept)
+
+
+def _fields(data: mmap.mmap, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(number, start, start of the value, end) of a message's fields. Raises ValueError where they do not add up."""
+    while position < end:
+        start = position
+        tag, position = _number(data, position, end)
+        wire = tag & 7
+        body = position
+        if wire == 0:
+            _, position = _number(data, position, end)
+        elif wire == 2:
+            length, body = _number(data, position, end)
+            position = body + length
+        elif wire in (1, 5):
+            position += 8 if wire == 1 else 4
+        else:
+            raise ValueError("it is damaged")
+        if position > end:
+            raise ValueError("it is cut short")
+        yield tag >> 3, start, body, position
+
+
+def _number(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < end and shift < 70:
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value, position
+    raise ValueError("it is cut short")
+
+
+def _as_varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
 
 
 def external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:

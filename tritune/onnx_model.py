@@ -107,7 +107,7 @@ def inspect(path: Path) -> OnnxModel:
     Raises OnnxError with one sentence for a file that is missing, empty, a folder, cut short, not ONNX, that names
     weights which are not there, or whose inputs and outputs Triton has no datatype or shape for.
     """
-    return _describe(Path(path), onnx_file.read(Path(path)))
+    return _describe(Path(path), onnx_file.read(Path(path), with_weights=False))
 
 
 def check(path: Path) -> OnnxModel:
@@ -117,7 +117,7 @@ def check(path: Path) -> OnnxModel:
     import onnx.shape_inference
 
     path = Path(path)
-    proto = onnx_file.read(path)
+    proto = onnx_file.read(path, with_weights=False)
     model = _describe(path, proto)
     try:
         onnx.checker.check_model(os.fspath(path))
@@ -140,7 +140,7 @@ def check_dynamic_batch(model: OnnxModel) -> tuple[str, ...]:
     """
     if (tensor := model.fixed_batch) is not None:
         raise OnnxError(_fixed_batch_text(model.path, tensor))
-    proto = onnx_file.read(model.path)
+    proto = onnx_file.read(model.path, with_weights=False)
     low, high = (_shapes_at(proto, model, batch) for batch in _BATCHES)
     carriers = {
         name for name, shape in low.items() if (shape[:1], high.get(name, ())[:1]) == ((_BATCHES[0],), (_BATCHES[1],))
@@ -328,7 +328,10 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
     try:
         for part in (path, *(path.parent / name for name in files)):
             with part.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest() if files else file.read())
+                found = hashlib.file_digest(file, "sha256")
+            digest = found if not files else digest
+            if files:
+                digest.update(found.digest())
             size += part.stat().st_size
     except OSError as error:
         raise OnnxError(f"{error.filename} cannot be read ({error.strerror}). Check its permissions.") from error

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tritune import deploy, mnist, model_config, onnx_model, servers
+from tritune import deploy, mnist, model_config, onnx_archive, onnx_model, servers
+from tritune.onnx_model import OnnxModel
 from tritune.repository import ModelRepository
 from tritune.settings import Settings
 
@@ -41,8 +42,9 @@ def build_mnist(
     progress("Exporting the MNIST network to ONNX")
     with tempfile.TemporaryDirectory(prefix="tritune-export-") as folder:
         path = mnist.export(opset, Path(folder), simplify=simplify)
-        metadata = onnx_model.inspect(path).metadata
-        result = _publish(settings, path, MNIST_MODEL, MNIST_MAX_BATCH_SIZE, progress)
+        model = onnx_model.inspect(path)
+        metadata = model.metadata
+        result = _publish(settings, path, model, MNIST_MODEL, MNIST_MAX_BATCH_SIZE, progress)
     return {
         **result,
         "opset": opset,
@@ -52,33 +54,37 @@ def build_mnist(
 
 
 def add(settings: Settings, path: str | Path, name: str | None, *, progress: Progress) -> dict[str, Any]:
-    """Publish an ONNX file under `name` (default: the file's own) and load it where a server is up.
+    """Publish an ONNX file, or the one in a zip, under `name` (default: the file's own) and load it where a server is
+    up.
 
     Returns {"model", "version", "loaded"}. Raises OnnxError, InputError and TritonRefusedError.
     """
-    file = Path(path)
+    given = Path(path)
     if name is None:
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", file.stem).strip(".-") or "model"
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", given.stem).strip(".-") or "model"
     ModelRepository(settings.model_repo).check_name(name)
-    progress(f"Checking {file.name}")
-    model = onnx_model.check(file)
-    if model.batchable:
-        onnx_model.check_dynamic_batch(model)
-    elif (fixed := model.fixed_batch) is not None:
-        shape = ",".join(str(size) for size in fixed.shape)
-        progress(
-            f"{file.name} cannot be batched: dimension 0 of {fixed.name} [{shape}] is fixed. It is published with "
-            "max_batch_size 0; export it with a dynamic batch dimension to tune its batching."
-        )
-    return _publish(settings, file, name, None, progress)
+    if given.suffix.lower() == ".zip":
+        progress(f"Unpacking {given.name}")
+    with onnx_archive.model_file(given, settings.uploads) as file:
+        progress(f"Checking {file.name}")
+        model = onnx_model.check(file)
+        if model.batchable:
+            onnx_model.check_dynamic_batch(model)
+        elif (fixed := model.fixed_batch) is not None:
+            shape = ",".join(str(size) for size in fixed.shape)
+            progress(
+                f"{file.name} cannot be batched: dimension 0 of {fixed.name} [{shape}] is fixed. It is published with "
+                "max_batch_size 0; export it with a dynamic batch dimension to tune its batching."
+            )
+        return _publish(settings, file, model, name, None, progress)
 
 
 def _publish(
-    settings: Settings, path: Path, name: str, max_batch_size: int | None, progress: Progress
+    settings: Settings, path: Path, model: OnnxModel, name: str, max_batch_size: int | None, progress: Progress
 ) -> dict[str, Any]:
     repository = ModelRepository(settings.model_repo)
     progress(f"Publishing {name}")
-    config = model_config.generate(onnx_model.inspect(path), name, max_batch_size)
+    config = model_config.generate(model, name, max_batch_size)
     version = repository.publish(name, path, config)
     status = servers.status(settings)
     loaded = status.state is servers.ServerState.READY and status.kind is not servers.ServerKind.REMOTE

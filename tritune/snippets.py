@@ -92,7 +92,10 @@ def python_client(
     imports = ["import numpy as np", f"import tritonclient.{protocol} as triton"]
     if any(_is_long(tensor) for tensor in payload):
         imports[:0] = ["import base64", "import zlib", ""]
-    lines = [f"# pip install tritonclient[{protocol}]", *imports, ""]
+    has_bf16 = any(tensor.datatype == "BF16" for tensor in payload)
+    if has_bf16:  # NVIDIA's client takes BF16 as this type since 26.06
+        imports.insert(imports.index("import numpy as np"), "import ml_dtypes")
+    lines = [f"# pip install tritonclient[{protocol}]{' ml_dtypes' if has_bf16 else ''}", *imports, ""]
     lines.append(
         f"client = triton.InferenceServerClient({', '.join([repr(address), *_client_tls(endpoints, protocol)])})"
     )
@@ -171,7 +174,7 @@ def _array(tensor: Tensor) -> str:
     if tensor.datatype == "BYTES":
         return f"np.array({_elements(tensor.raw)!r}, dtype=object).reshape({shape})"
     if tensor.datatype == "BF16":
-        return f"np.array({values(tensor).reshape(-1).tolist()!r}, dtype=np.float32).reshape({shape})"
+        return f"np.array({values(tensor).reshape(-1).tolist()!r}, dtype=ml_dtypes.bfloat16).reshape({shape})"
     dtype = "bool_" if tensor.datatype == "BOOL" else _DTYPES[tensor.datatype]
     if not _is_long(tensor):
         return f"np.array({values(tensor).reshape(-1).tolist()!r}, dtype=np.{dtype}).reshape({shape})"

@@ -5,7 +5,9 @@ Belongs here: drawing what the repository holds. Never: writing into the reposit
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,17 @@ from typing import Any
 import streamlit as st
 
 from tritune import onnx_model, ui
-from tritune.errors import OnnxError, StoreError
+from tritune.errors import InputError, OnnxError, StoreError
 from tritune.model_rules import Finding
 from tritune.onnx_model import OnnxModel
 from tritune.plan import JobKind, JobState, TensorSpec
 from tritune.repository import ModelEntry
+from tritune.servers import ServerKind, images
+from tritune.settings import Settings
 from tritune.triton import Triton
 from tritune.ui import wording
+
+COPY_BYTES = 8 << 20
 
 
 def choose() -> str:
@@ -52,13 +58,40 @@ def suggested_name(file_name: str) -> str:
 
 
 def keep_upload(upload: Any) -> Path:
-    """Write an upload under results/uploads for the worker to read; returns its path. Raises StoreError."""
+    """Write a model's upload (.onnx or .zip) under results/uploads for the worker to read. Raises StoreError."""
+    kind = ".zip" if Path(upload.name).suffix.lower() == ".zip" else ".onnx"
+    return _keep(upload, f"{upload.file_id}-{suggested_name(upload.name)}{kind}")
+
+
+def on_this_machine(text: str) -> Path:
+    """The file of that path. Raises InputError where there is none."""
+    path = Path(text.strip()).expanduser()
+    if not path.is_absolute() or not path.is_file():
+        raise InputError(f"There is no file {text.strip()!r} on this machine. Give its whole path, from / on.")
+    return path
+
+
+def keep_file(upload: Any) -> str:
+    """Write input data's upload likewise, once; returns its path. Raises StoreError."""
+    return str(_keep(upload, f"{upload.file_id}-{suggested_name(upload.name)}{Path(upload.name).suffix.lower()}"))
+
+
+def _keep(upload: Any, name: str) -> Path:
+    """The upload as a file, written in parts and whole or not at all."""
     folder = ui.settings().uploads
-    path = folder / f"{upload.file_id}-{suggested_name(upload.name)}.onnx"
+    path, part = folder / name, folder / f".{name}.part"
+    if path.is_file() and path.stat().st_size == upload.size:
+        return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(upload.getbuffer())
+        upload.seek(0)
+        with part.open("wb") as file:
+            shutil.copyfileobj(upload, file, COPY_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise StoreError(
             f"The upload could not be written to {folder}: {error.strerror}. Free some space and upload again."
         ) from error
@@ -163,8 +196,9 @@ def details(entry: ModelEntry) -> None:
         st.markdown("**Newest version**")
         facts = {
             "Version": str(max(entry.versions, default=0)),
-            "Size": f"{model.size_bytes / 2**20:.3g} MiB",
+            "Size": _size(model),
             "Opset, IR version": f"{model.opset}, {model.ir_version}",
+            **_against_server(model),
             "Made by": model.producer or "unknown",
             "SHA-256": f"{model.sha256[:16]}…",
         }
@@ -179,6 +213,33 @@ def details(entry: ModelEntry) -> None:
     if text := ui.repository().config_text(entry.name):
         with st.expander("config.pbtxt"):
             st.code(text, language=None)
+
+
+def _size(model: OnnxModel) -> str:
+    mib = model.size_bytes / 2**20
+    size = f"{mib / 1024:.3g} GiB" if mib >= 1024 else f"{mib:.3g} MiB"
+    files = len(model.external_files)
+    return f"{size}, weights in {files} file{'s' if files > 1 else ''} beside it" if files else size
+
+
+def _against_server(model: OnnxModel) -> dict[str, str]:
+    """The chosen server's ONNX Runtime, and whether it takes the file's opset and IR version; {} where not known."""
+    status = ui.server_status()
+    limits = None
+    if status.kind is ServerKind.DOCKER and status.image:
+        limits = images.onnx_limits(status.image)
+    elif status.kind is not ServerKind.REMOTE:
+        limits = images.limits_of(embedded_onnxruntime(ui.settings()))
+    if limits is None:
+        return {}
+    misfit = limits.misfit(model.opset, model.ir_version)
+    return {f"ONNX Runtime {limits.onnxruntime}": f"too new: {misfit}" if misfit else "takes both"}
+
+
+def embedded_onnxruntime(settings: Settings) -> str:
+    """The version of the embedded server's ONNX Runtime; empty where it is not set up."""
+    found = settings.embedded_env.glob("lib/python3*/site-packages/onnxruntime-*.dist-info")
+    return next((path.name.removeprefix("onnxruntime-").removesuffix(".dist-info") for path in found), "")
 
 
 def findings(found: Sequence[Finding]) -> None:

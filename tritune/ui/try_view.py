@@ -21,8 +21,8 @@ from tritune import digits, mnist, snippets, ui
 from tritune.errors import TritonRefusedError
 from tritune.load_plan import LoadPlan, Protocol
 from tritune.plan import Signature
+from tritune.shape_mix import parse_shapes
 from tritune.ui import wording
-from tritune.ui.load_view import parse_shapes
 
 ZOOM = 9
 Bytes = npt.NDArray[np.uint8]
@@ -82,7 +82,8 @@ def choose_shapes(signature: Signature) -> dict[str, tuple[int, ...]]:
     if not free:
         return {}
     example = " ".join(f"{s.name}:{','.join('8' if size < 0 else str(size) for size in s.shape)}" for s in free)
-    return parse_shapes(st.text_input("Shapes of the inputs", example, key="try_shapes"))
+    shapes, mix = parse_shapes(st.text_input("Shapes of the inputs", example, key="try_shapes").split())
+    return dict(mix[0].shapes) if mix else shapes
 
 
 def example_payload(model: str, signature: Signature, shapes: Mapping[str, tuple[int, ...]]) -> Payload:
