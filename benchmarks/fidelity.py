@@ -6,6 +6,9 @@ The truth is the server's own log of its delays, applied to the seeded schedule 
 parameter. Ours sends Poisson arrivals, perf_analyzer its default, constant ones; a plain Locust user knows no open
 loop, so its users pace themselves (constant_throughput). Ours reports as Tritune does; perf_analyzer's export goes
 through the same percentile code; plain Locust reports what its own CSV says.
+Ours times an answer by the kernel that had it, so its own waking up is in no latency; what is left is how late it
+sends, which on a busy machine is the scheduler's doing (the machine's other processes are in the notes), and the way
+there and back.
 The server has the last core for itself and never sleeps; the clients have the others. Its own error is in the last
 table.
 """
@@ -17,7 +20,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,7 @@ from benchmarks.laws import QUANTILES, Int64s, Law, ServerLog, error_percent, qu
 from benchmarks.processes import BenchmarkError, Group
 from benchmarks.served import Served, law_server
 from benchmarks.tables import Report, Table, median, number, order
+from loadgen.samples import Samples
 from loadgen.schedule import offsets_ns
 from tritune.load_plan import Arrivals, Driver
 from tritune.window import Window
@@ -43,12 +47,14 @@ STALL_RATE_RPS = 300.0  # one second of it is in flight at once
 STALL_FACTOR = 2  # its windows are longer, so that they hold more than one stall
 WARMUP_S = 1.0
 LOCUST_RATE_PER_USER = 10.0
+PARTS = ("intended to sent", "sent to the server's kernel", "answered to done")
 NAMES = tuple(f"P{100 * quantile:g}" for quantile in QUANTILES)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one client reported in one run, and the truth, both in ms by QUANTILES."""
+    """What one client reported in one run, and the truth, both in ms by QUANTILES; of ours also the P99 of each of
+    PARTS."""
 
     law: str
     client: str
@@ -57,6 +63,7 @@ class Finding:
     requests: int
     late_us: tuple[float, ...]
     unseen_us: float
+    parts_us: tuple[float, ...] = ()
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -93,7 +100,19 @@ def _tritune(
     sent = int(np.count_nonzero(samples.sent_ns >= 0))
     if driver is Driver.LOCUST and len(server_log) != sent:
         raise BenchmarkError(f"Ours says that it has sent {sent} requests, and the server has seen {len(server_log)}.")
-    return finding(name, client, reported, truth, server_log)
+    found = finding(name, client, reported, truth, server_log)
+    if driver is Driver.LOCUST and len(server_log.answered()) == len(samples):
+        return replace(found, parts_us=parts_us(samples, server_log, start_ns, end_ns))
+    return found
+
+
+def parts_us(samples: Samples, log: ServerLog, start_ns: int, end_ns: int) -> tuple[float, ...]:
+    """The P99 of each of PARTS: where a latency is more than what the server took. The k-th sent is the k-th seen."""
+    order_ = np.argsort(samples.sent_ns, kind="stable")
+    intended, sent, done = (times[order_] for times in (samples.intended_ns, samples.sent_ns, samples.done_ns))
+    inside = (intended >= start_ns) & (intended < end_ns)
+    parts = (sent - intended, log.arrived_ns - sent, done - log.answered_ns)
+    return tuple(quantile_ms(part[inside], 0.99) * 1e3 for part in parts)
 
 
 def _plain_locust(name: str, law: Law, served: Served, log: Log, folder: Path, duration_s: float) -> Finding:
@@ -197,6 +216,18 @@ def server_table(findings: list[Finding]) -> Table:
     )
 
 
+def parts_table(findings: list[Finding]) -> Table:
+    """Medians over the rounds."""
+    rows = []
+    for name, text in LAWS.items():
+        these = [found for found in findings if found.law == name and found.parts_us]
+        if these:
+            cells = (number(median([found.parts_us[index] for found in these])) for index in range(len(PARTS)))
+            rows.append((text, *cells))
+    title = "Ours beside the server's log: P99 of what is added to the truth, µs"
+    return Table(title, ("law (ms)", *PARTS), tuple(rows))
+
+
 def figures(findings: list[Finding]) -> dict[str, float]:
     """The worst law's median absolute error of ours at P99."""
     index = QUANTILES.index(0.99)
@@ -221,7 +252,7 @@ def measure(options: Options) -> Report:
         }
         for found in findings
     ]
-    tables = (errors_table(findings), server_table(findings))
+    tables = (errors_table(findings), parts_table(findings), server_table(findings))
     return Report("fidelity", tables, tuple(notes), figures(findings), raw)
 
 
