@@ -65,7 +65,7 @@ def sweep(
 
     The exit code is 3 where no configuration met it.
     """
-    from tritune.cli.sweep_options import SweepOptions
+    from tritune.sweep_options import SweepOptions
 
     if plan is not None and preset is not None:
         raise InputError("--plan and --preset both are a whole study. Give one of them.")
