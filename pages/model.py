@@ -30,7 +30,7 @@ with ui.guard():
     with right.container(border=True, height="stretch"):
         st.subheader("Add an ONNX file")
         upload = st.file_uploader("ONNX file, or a .zip with its weights", type=["onnx", "zip"])
-        path = st.text_input("Or a path on this machine", placeholder="/models/large.onnx")
+        path = st.text_input("Or a path on this machine, for larger ones", placeholder="/models/large.onnx")
         name = st.text_input(
             "Name on the server",
             model_view.suggested_name(upload.name if upload else path) if upload or path.strip() else "",

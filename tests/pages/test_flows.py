@@ -327,6 +327,21 @@ def test_text_that_cannot_be_read_is_refused(
     assert start(app).disabled
 
 
+def test_what_is_folded_away_reaches_the_plan(installation: Any, with_model: Any, serve: Callable[..., None]) -> None:
+    serve()
+    app = open_page("pages/load_test.py")
+    app.get_by_key("load_loop").set_value("Rate").run()
+    app.text_input(key="load_stages").set_value("2s:100,3s:100-400")
+    app.selectbox(key="load_compression").set_value("gzip")
+    app.number_input(key="load_check").set_value(0.5)
+    app.checkbox(key="load_raw").uncheck().run()
+    button(app, "Start the load test").click().run()
+    plan = newest(installation).payload["plan"]
+    assert plan["stages"] == [[2.0, 100.0, 100.0], [3.0, 100.0, 400.0]]
+    assert (plan["duration_s"], plan["rate_rps"], plan["compression"]) == (5.0, None, "gzip")
+    assert (plan["check_share"], plan["max_raw_samples"]) == (0.5, 0)
+
+
 def test_a_running_load_test_shows_its_last_second_and_can_be_cancelled(
     serve: Callable[..., None], with_model: Any
 ) -> None:

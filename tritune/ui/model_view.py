@@ -217,7 +217,7 @@ def details(entry: ModelEntry) -> None:
 
 def _size(model: OnnxModel) -> str:
     mib = model.size_bytes / 2**20
-    size = f"{mib / 1024:.3g} GiB" if mib >= 1024 else f"{mib:.3g} MiB"
+    size = f"{mib / 1024:.3g} GiB" if mib >= 1024 else f"{mib:.3g} MiB" if mib >= 0.1 else f"{model.size_bytes:,} bytes"
     files = len(model.external_files)
     return f"{size}, weights in {files} file{'s' if files > 1 else ''} beside it" if files else size
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 import streamlit as st
 
-from loadgen.payload import Payload, Tensor, payloads
+from loadgen.payload import Payload, Tensor, http_body, payloads
 from tritune import digits, mnist, snippets, ui
 from tritune.errors import TritonRefusedError
 from tritune.load_plan import LoadPlan, Protocol
@@ -25,6 +25,7 @@ from tritune.shape_mix import parse_shapes
 from tritune.ui import wording
 
 ZOOM = 9
+INFERENCE_HEADER = "Inference-Header-Content-Length"
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -95,18 +96,36 @@ def example_payload(model: str, signature: Signature, shapes: Mapping[str, tuple
 def ask(model: str, payload: Payload) -> Answer:
     """Send one request. Raises ServerDownError, and TritonRefusedError with Triton's words."""
     triton = ui.triton()
-    body = snippets.json_request(payload).encode()
+    made = http_body(payload)
     begin = time.perf_counter()
-    status, _, content = triton.infer(model, body, {"Content-Type": "application/json"})
+    status, headers, content = triton.infer(
+        model, made.body, {INFERENCE_HEADER: str(made.json_length), "Content-Type": "application/octet-stream"}
+    )
     latency_ms = (time.perf_counter() - begin) * 1e3
+    lengths = {name.lower(): value for name, value in headers.items()}
+    length = int(lengths.get(INFERENCE_HEADER.lower(), len(content)))
     try:
-        document = json.loads(content)
+        document = json.loads(content[:length])
     except ValueError:
         document = {"error": content[:200].decode(errors="replace")}
     if status != 200:
         reason = str(document.get("error", "no reason given"))
         raise TritonRefusedError(f"Triton refused the request to {model}: {reason}", status=status, reason=reason)
-    return Answer({output["name"]: output["data"] for output in document["outputs"]}, latency_ms)
+    return Answer(dict(_values(document["outputs"], content[length:])), latency_ms)
+
+
+def _values(outputs: list[dict[str, Any]], raw: bytes) -> Iterator[tuple[str, list[Any]]]:
+    """Each output's name and flat values; what is no JSON comes behind it, in the order of the outputs."""
+    position = 0
+    for output in outputs:
+        size = output.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            yield output["name"], output["data"]
+            continue
+        part = raw[position : position + size]
+        position += size
+        flat = snippets.values(Tensor(output["name"], output["datatype"], tuple(output["shape"]), part)).reshape(-1)
+        yield output["name"], [v.decode(errors="replace") if isinstance(v, bytes) else v for v in flat.tolist()]
 
 
 def probabilities(answer: Answer) -> None:
