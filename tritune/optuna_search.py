@@ -18,8 +18,8 @@ import math
 import platform
 import random
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,16 +67,15 @@ def next_candidates(
         return (0, *left)
     grid = _Grid.of(candidates)
     told = _observations(plan.objective, loads, list(readings), grid)
-    shared = _Shared.open(plan, grid, storage_url, owner or platform.node()) if plan.share else None
-    others: list[optuna.trial.FrozenTrial] = []
-    if shared is not None:
+    if plan.share is None:
+        return (0, *_ask(plan, grid, told, [], set(left), round))
+    with _shared(plan, grid, storage_url, owner or platform.node()) as shared:
         others = shared.exchange(told)
-    if len(left) <= ASKED:
-        return (0, *left)
-    chosen = _ask(plan, grid, told, others, set(left), round)
-    if shared is not None:
+        if len(left) <= ASKED:
+            return (0, *left)
+        chosen = _ask(plan, grid, told, others, set(left), round)
         shared.announce([grid.params[number] for number in chosen])
-    return (0, *chosen)
+        return (0, *chosen)
 
 
 # --- the space ------------------------------------------------------------------------------------------------------
@@ -315,6 +314,39 @@ def _key(params: Params) -> tuple[tuple[str, str], ...]:
 # --- several machines -------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _shared(plan: StudyPlan, grid: _Grid, storage_url: str, owner: str) -> Iterator[_Shared]:
+    """The shared study of a plan, made where there is none. Raises InputError, StoreError."""
+    import optuna
+    import sqlalchemy.exc
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    space = f"{grid.fingerprint()} {' '.join(_directions(plan.objective))}"
+    name, storage = str(plan.share), None
+    try:
+        storage = _storage(storage_url)
+        study = optuna.create_study(
+            storage=storage, study_name=name, directions=_directions(plan.objective), load_if_exists=True
+        )
+        if "space" not in study.user_attrs:
+            study.set_user_attr("space", space)
+        if study.user_attrs["space"] != space:
+            raise InputError(
+                f"The shared search {name} varies other knobs or has another objective than this plan. Use the same "
+                "plan on every machine, or another name."
+            )
+        yield _Shared(study, grid, owner)
+    except (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(
+            f"The shared search {name} could not be used: {said}. Is TRITUNE_DATABASE_URL reachable?"
+        ) from error
+    finally:
+        if storage is not None:
+            storage.remove_session()
+            storage.engine.dispose()
+
+
 @dataclass(frozen=True, slots=True)
 class _Shared:
     """An Optuna study that several machines fill."""
@@ -323,50 +355,18 @@ class _Shared:
     grid: _Grid
     owner: str
 
-    @classmethod
-    def open(cls, plan: StudyPlan, grid: _Grid, storage_url: str, owner: str) -> _Shared:
-        """The study of that name, made where there is none. Raises InputError, StoreError."""
-        import optuna
-        import sqlalchemy.exc
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        space = f"{grid.fingerprint()} {' '.join(_directions(plan.objective))}"
-        name = str(plan.share)
-        try:
-            study = optuna.create_study(
-                storage=_storage(storage_url),
-                study_name=name,
-                directions=_directions(plan.objective),
-                load_if_exists=True,
-            )
-            found = study.user_attrs.get("space")
-            if found is None:
-                study.set_user_attr("space", space)
-        except (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError) as error:
-            raise _unusable(name, error) from error
-        if found not in (None, space):
-            raise InputError(
-                f"The shared search {name} varies other knobs or has another objective than this plan. Use the same "
-                "plan on every machine, or another name."
-            )
-        return cls(study, grid, owner)
-
     def exchange(self, told: Sequence[_Observation]) -> list[optuna.trial.FrozenTrial]:
         """Add this study's readings that are not there yet, and end what it had announced; returns what the others
         have measured or are measuring."""
         import optuna
-        import sqlalchemy.exc
 
-        try:
-            trials = self.study.get_trials(deepcopy=False)
-            known = {trial.user_attrs.get("trials") for trial in trials}
-            for trial in trials:
-                if trial.state is optuna.trial.TrialState.RUNNING and trial.user_attrs.get("owner") == self.owner:
-                    with suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
-                        self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            self.study.add_trials([_frozen(self.grid, seen) for seen in told if seen.key not in known])
-        except (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError) as error:
-            raise _unusable(self.study.study_name, error) from error
+        trials = self.study.get_trials(deepcopy=False)
+        known = {trial.user_attrs.get("trials") for trial in trials}
+        for trial in trials:
+            if trial.state is optuna.trial.TrialState.RUNNING and trial.user_attrs.get("owner") == self.owner:
+                with suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
+                    self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        self.study.add_trials([_frozen(self.grid, seen) for seen in told if seen.key not in known])
         ours = {seen.key for seen in told}
         useful = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.RUNNING)
         return [
@@ -380,22 +380,18 @@ class _Shared:
     def announce(self, points: Sequence[Params]) -> None:
         """Say what is going to be measured here, so that other machines choose something else."""
         import optuna
-        import sqlalchemy.exc
 
-        try:
-            self.study.add_trials(
-                [
-                    optuna.trial.create_trial(
-                        state=optuna.trial.TrialState.RUNNING,
-                        params=params,
-                        distributions=self.grid.distributions(params),
-                        user_attrs={"owner": self.owner},
-                    )
-                    for params in points
-                ]
-            )
-        except (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError) as error:
-            raise _unusable(self.study.study_name, error) from error
+        self.study.add_trials(
+            [
+                optuna.trial.create_trial(
+                    state=optuna.trial.TrialState.RUNNING,
+                    params=params,
+                    distributions=self.grid.distributions(params),
+                    user_attrs={"owner": self.owner},
+                )
+                for params in points
+            ]
+        )
 
 
 def _storage(url: str) -> Any:
@@ -415,8 +411,3 @@ def _storage(url: str) -> Any:
     return optuna.storages.RDBStorage(
         url, engine_kwargs={"connect_args": {"options": f"-csearch_path={SCHEMA}"}, "pool_pre_ping": True}
     )
-
-
-def _unusable(name: str, error: Exception) -> StoreError:
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return StoreError(f"The shared search {name} could not be used: {said}. Is TRITUNE_DATABASE_URL reachable?")
