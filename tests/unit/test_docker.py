@@ -241,3 +241,18 @@ def test_a_trial_keeps_mean_and_greatest_of_its_gpu_readings_or_nothing() -> Non
     assert [point["at_s"] for point in document["series"]] == [0.0, 2.0]
     assert gpu_document([(0.0, None), (1.0, None)]) is None
     assert gpu_document([]) is None
+
+
+def test_the_charts_of_a_trials_gpus_show_what_was_read_and_say_so_in_words() -> None:
+    import pandas as pd
+
+    from tritune import gpu_chart
+
+    first, second = GpuReading("GPU-a", 0.2, 2e9), GpuReading("GPU-a", 0.6)
+    document = gpu_document([(0.0, (first,)), (1.0, (second,))])
+    assert document is not None
+    series = pd.DataFrame(document["series"])
+    used = gpu_chart.gpu_utilization(series).to_dict()
+    assert "GPU-a 40.0 % on average" in used["description"]
+    memory = gpu_chart.gpu_memory(series).to_dict()
+    assert "GPU-a 2.00 GB on average" in memory["description"]
