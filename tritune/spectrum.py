@@ -27,7 +27,7 @@ HIGHEST = 0.9999
 POINTS = 240
 MARKS = (0.5, 0.9, 0.99, 0.999, 0.9999)
 LEAST_IN_A_SECOND = 100
-"""A second with fewer requests has no P99 in a timeline: it would be its slowest request."""
+"""A second with fewer requests has no percentiles in a timeline: its P99 would be its slowest request."""
 MOST_STEPS = 600
 
 
@@ -72,9 +72,11 @@ def _pooled(parts: Sequence[Part]) -> tuple[Int64, Int64, int]:
     return every[order], number[order], total
 
 
-def timeline(samples: Samples | Tally, window_ns: Sequence[int], batch: int) -> tuple[Array, Array, Array]:
-    """Middle of each step in s from the window's start, answered inferences per second in it, and the P99 in ms of the
-    requests intended in it (NaN where there are fewer than 100, or where it reaches requests without an answer).
+def timeline(
+    samples: Samples | Tally, window_ns: Sequence[int], batch: int, share: float = 0.99
+) -> tuple[Array, Array, Array]:
+    """Middle of each step in s from the window's start, answered inferences per second in it, and the percentile in ms
+    of the requests intended in it (NaN where there are fewer than 100, or where it reaches requests without an answer).
 
     A step is a second, longer where the window has more than 600; a load test that kept counts only has 200 steps.
     """
@@ -83,33 +85,34 @@ def timeline(samples: Samples | Tally, window_ns: Sequence[int], batch: int) -> 
     if isinstance(samples, Tally):
         window = Window.cut(samples, start, end)
         assert isinstance(window.latencies, CountedDurations)
-        answers, p99 = window.answers_by_slot, _p99_of_counts(window.latencies)
+        answers, found = window.answers_by_slot, _quantiles_of_counts(window.latencies, share)
         width_s = length_s / answers.size
         middles = (np.arange(answers.size) + 0.5) * width_s
-        return middles, answers * batch / width_s, p99
+        return middles, answers * batch / width_s, found
     whole_s = max(1, math.ceil(length_s / MOST_STEPS))
     edges = np.append(np.arange(0, max(length_s - 0.5 * whole_s, 0.5 * length_s), whole_s), length_s)
     seen = histogram.cut(samples, start, end)
     answers = np.histogram((seen.answers_ns - start) / NS_PER_S, edges)[0]
     step = np.searchsorted(edges, (seen.intended_ns - start) / NS_PER_S, side="right") - 1
-    p99 = np.array([_p99(seen.latencies[step == place], seen.censored[step == place]) for place in range(answers.size)])
-    return (edges[:-1] + edges[1:]) / 2, answers * batch / np.diff(edges), p99
+    steps = (step == place for place in range(answers.size))
+    found = np.array([_quantile(seen.latencies[inside], seen.censored[inside], share) for inside in steps])
+    return (edges[:-1] + edges[1:]) / 2, answers * batch / np.diff(edges), found
 
 
-def _p99(latencies: Int64, censored: Array) -> float:
+def _quantile(latencies: Int64, censored: Array, share: float) -> float:
     exact = np.sort(latencies[~censored])
-    place = math.ceil(0.99 * latencies.size)
+    place = math.ceil(share * latencies.size)
     if latencies.size < LEAST_IN_A_SECOND or place > exact.size:
         return math.nan
     return float(exact[place - 1]) / NS_PER_MS
 
 
-def _p99_of_counts(latencies: CountedDurations) -> Array:
+def _quantiles_of_counts(latencies: CountedDurations, share: float) -> Array:
     ends = np.cumsum(latencies.counts, axis=1)
     totals = ends[:, -1] if ends.shape[1] else np.zeros(ends.shape[0], np.int64)
     found = np.full(totals.size, math.nan)
     for place, total in enumerate(totals):
-        bucket = int(np.searchsorted(ends[place], math.ceil(0.99 * total)))
+        bucket = int(np.searchsorted(ends[place], math.ceil(share * total)))
         if total >= LEAST_IN_A_SECOND and bucket < latencies.exact_buckets:
             found[place] = latencies.tops[bucket] / NS_PER_MS
     return found

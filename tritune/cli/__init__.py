@@ -4,7 +4,7 @@ Every verb takes --json and then prints one JSON document on stdout and nothing 
 stderr. Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 done but an objective or check was missed.
 
 Belongs here: the verbs that start processes, and the program itself. `frame` is what all verbs share; the others are in
-`set_up`, `measure`, `sweep`, `study` and `doctor`.
+`set_up`, `measure`, `sweep`, `study`, `exchange` and `doctor`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,20 @@ from typing import Annotated
 
 import typer
 
-from tritune.cli import doctor, measure, set_up, study, sweep
+from tritune.cli import doctor, exchange, measure, set_up, study, sweep
 from tritune.cli.frame import app, say, verb
 from tritune.settings import Settings
 
-__all__ = ["app", "doctor", "main", "measure", "set_up", "study", "sweep"]  # the modules add their verbs to the app
+__all__ = [
+    "app",
+    "doctor",
+    "exchange",
+    "main",
+    "measure",
+    "set_up",
+    "study",
+    "sweep",
+]  # the modules add their verbs to the app
 
 
 @app.command("app")

@@ -1,0 +1,48 @@
+"""`tritune study export`, `study import`: a study as a file for others, and others' files as a study.
+
+Belongs here: options, printing. Never: formats (report, report_html, imports).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tritune.cli.frame import MAX_ROWS, Json, show, study_app, verb
+from tritune.settings import Settings
+
+
+@study_app.command("export")
+@verb
+def study_export(
+    study_id: str,
+    to: Annotated[
+        Path,
+        typer.Option(
+            "--to",
+            help="The file; its ending says what: .html, .csv, .parquet, .json, .pbtxt (the best configuration).",
+        ),
+    ],
+    windows: Annotated[
+        bool, typer.Option("--windows", help="With .csv or .parquet: one row a second instead of one a trial.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a study as one file: an HTML report, tables, all of it as JSON, or the winning config.pbtxt."""
+    from tritune import report, study_result
+    from tritune.store import Store, study_number
+
+    settings = Settings.from_env()
+    store = Store.of(settings)
+    job = store.job(study_number(study_id))
+    document = study_result.document(job, store.trials(study_id=f"s{job.id}", limit=MAX_ROWS))
+    rows = report.window_rows(document, lambda trial_id: report.kept(settings, trial_id)) if windows else None
+    report.export(job, document, to, windows=rows)
+    size = to.stat().st_size
+    show(
+        {"study_id": document["study_id"], "file": str(to), "bytes": size},
+        as_json,
+        f"{to} has s{job.id} ({size:,} bytes).",
+    )
