@@ -1,13 +1,18 @@
-"""History: every load test, with notes and labels."""
+"""History: every study and load test, with notes and labels."""
 
 import streamlit as st
 
 from tritune import ui
 from tritune.ui import history_view, results_view
 
-ui.frame("History", "Every load test, also those that failed; notes and labels can be changed, numbers cannot.")
+ui.frame(
+    "History", "Every study and load test, also those that failed; notes and labels can be changed, numbers cannot."
+)
 
 with ui.guard():
+    if history_view.wants_studies():
+        history_view.studies()
+        st.stop()
     trials = ui.store().trials()
     if not trials:
         ui.empty("No load test has been run yet.", "pages/load_test.py", "Run the first load test")
@@ -24,15 +29,16 @@ with ui.guard():
         )
         models = sorted({trial.model for trial in trials})
         model = st.selectbox("Model", models, index=None, placeholder="all", key="of", bind="query-params")
+        study = history_view.one_study(trials)
         states = sorted({str(trial.state) for trial in trials})
         state = st.selectbox("State", states, index=None, placeholder="all", key="state", bind="query-params")
-    shown = history_view.matching(trials, text, model, state)
+    shown = history_view.matching(trials, text, model, state, study)
     if not shown:
         st.markdown(f"None of the {len(trials)} load tests matches. Clear the search to see them all.")
         st.stop()
 
     event = st.dataframe(
-        results_view.trial_frame(shown),
+        history_view.table(shown),
         hide_index=True,
         column_config=results_view.COLUMNS,
         placeholder="–",

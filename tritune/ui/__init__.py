@@ -39,7 +39,10 @@ PAGES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("pages/server.py", "Server", ":material/dns:"),
         ("pages/tune.py", "Tune", ":material/tune:"),
     ),
-    "Measure": (("pages/load_test.py", "Load test", ":material/speed:"),),
+    "Measure": (
+        ("pages/load_test.py", "Load test", ":material/speed:"),
+        ("pages/sweep.py", "Sweep", ":material/grid_view:"),
+    ),
     "Results": (
         ("pages/compare.py", "Compare", ":material/bar_chart:"),
         ("pages/history.py", "History", ":material/history:"),
