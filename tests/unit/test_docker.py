@@ -93,6 +93,12 @@ def test_other_images_are_taken(image: str) -> None:
     assert images.check_image(f" {image} ") == image
 
 
+def test_a_tag_alone_is_one_of_nvidias_image() -> None:
+    assert images.check_image("24.10-py3") == images.check_image("24.10") == f"{NVIDIA}:24.10-py3"
+    with pytest.raises(InputError, match="no server"):
+        images.check_image("24.10-py3-sdk")
+
+
 def test_gpus_are_all_none_or_named() -> None:
     assert [images.parse_gpus(text) for text in ("ALL", "none", "0, 1", "GPU-0f-1a")] == [
         "all",

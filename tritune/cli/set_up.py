@@ -107,7 +107,7 @@ def setup(as_json: Json = False) -> None:
 def server_start(
     kind: Annotated[str, typer.Option(help="embedded, or docker.")] = "embedded",
     image: Annotated[
-        str | None, typer.Option(help="Docker: the image and its tag (default NVIDIA's 24.06-py3).")
+        str | None, typer.Option(help="Docker: NAME:TAG, or a tag of NVIDIA's (default 24.06-py3).")
     ] = None,
     gpus: Annotated[str | None, typer.Option(help="Docker: all, none, or indices such as 0,1.")] = None,
     port_base: Annotated[int | None, typer.Option(help="First of three ports (default 8000).")] = None,

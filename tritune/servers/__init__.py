@@ -104,6 +104,8 @@ def ensure(
         raise ServerError("A remote server is attached to, not started. Use `tritune server attach URL`.")
     if kind is ServerKind.EMBEDDED and (image or gpus):
         raise InputError("An image and GPUs are for Docker. Add --kind docker, or leave --image and --gpus out.")
+    image = images.check_image(image or images.DEFAULT_IMAGE)
+    gpus = images.parse_gpus(gpus) if gpus is not None else None
     with _one_at_a_time(settings):
         now = status(settings)
         # One that is starting while this holds the lock was left by a start that was ended: it is started anew.
@@ -117,16 +119,15 @@ def ensure(
         if now.kind is not None and now.kind is not kind:
             _end(settings)
         if kind is ServerKind.DOCKER:
-            wanted = image or images.DEFAULT_IMAGE
-            return docker.start(settings, image=wanted, gpus=gpus, port_base=port_base, progress=say), True
+            return docker.start(settings, image=image, gpus=gpus, port_base=port_base, progress=say), True
         return embedded.start(settings, port_base=port_base, progress=say), True
 
 
-def _check_same(now: ServerStatus, kind: ServerKind, image: str | None, gpus: str | None) -> None:
+def _check_same(now: ServerStatus, kind: ServerKind, image: str, gpus: str | None) -> None:
     """Raise ServerError where another container is asked for than the server that runs."""
     if kind is not ServerKind.DOCKER:
         return
-    is_same = now.kind is kind and now.image == (image or images.DEFAULT_IMAGE) and (gpus is None or now.gpus == gpus)
+    is_same = now.kind is kind and now.image == image and (gpus is None or now.gpus == gpus)
     if not is_same:
         what = f"{now.image} with GPUs {now.gpus}" if now.kind is kind else f"another server ({now.kind})"
         http = now.endpoints.http if now.endpoints else ""

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from tritune.errors import InputError
 
-DEFAULT_IMAGE = "nvcr.io/nvidia/tritonserver:24.06-py3"
+NVIDIA = "nvcr.io/nvidia/tritonserver"
+DEFAULT_IMAGE = f"{NVIDIA}:24.06-py3"
 CPU_IMAGE = "tritune-triton:cpu"
 BUILD_CPU_IMAGE = f"docker build -f docker/triton-cpu.Dockerfile -t {CPU_IMAGE} ."
 ONNXRUNTIME_LABEL = "io.tritune.onnxruntime"
@@ -79,8 +80,13 @@ _WITHOUT_ONNX: Mapping[str, str] = {
 
 
 def check_image(image: str) -> str:
-    """`image` with a tag. Raises InputError for what is no image's name, or an image that cannot serve ONNX."""
+    """`image` with a tag; a tag of NVIDIA's alone (24.10-py3, or 24.10) is that of its image.
+
+    Raises InputError for what is no image's name, or an image that cannot serve ONNX.
+    """
     name = image.strip()
+    if found := re.fullmatch(r"(\d\d\.\d\d)(-[\w.-]+)?", name):
+        name = f"{NVIDIA}:{found[1]}{found[2] or '-py3'}"
     if not _NAME.fullmatch(name):
         raise InputError(f"--image {image!r} is no name of an image. Give it as NAME:TAG, such as {DEFAULT_IMAGE}.")
     if ":" not in name.rpartition("/")[2] and "@" not in name:
