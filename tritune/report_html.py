@@ -101,10 +101,12 @@ class _Drawing:
     def __call__(self, chart: Chart) -> str:
         name = f"chart{len(self._specs)}"
         spec = chart.to_dict()
-        spec.pop("$schema", None)
+        del spec["$schema"]
+        title = spec.pop("title")["text"]  # as text of the page it wraps
         self._specs[name] = spec
         told = escape(str(spec.get("description", "")))
-        return f'<figure class=chart><div id="{name}" role=img aria-label="{told}"></div></figure>'
+        caption = f"<figcaption>{escape(title)}</figcaption>"
+        return f'<figure class=chart>{caption}<div id="{name}" role=img aria-label="{told}"></div></figure>'
 
 
 def _heading(document: Document) -> str:

@@ -6,12 +6,12 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const drawn = new Map();
 
-  function look() {
+  function look(narrow) {
     const ink = dark.matches ? "#e6ece9" : "#17211e";
     const dim = dark.matches ? "#b4c0bb" : "#4c5a56";
     const line = dark.matches ? "#2e3a36" : "#e3e8e6";
     const font = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
-    const text = {labelColor: dim, titleColor: dim, labelFont: font, titleFont: font, labelFontSize: 12, titleFontSize: 12};
+    const text = {labelColor: dim, titleColor: dim, labelFont: font, titleFont: font, labelFontSize: narrow ? 11 : 12, titleFontSize: 12};
     return {
       background: "transparent",
       font,
@@ -24,12 +24,33 @@
     };
   }
 
+  // On a phone a legend has one column and a long axis title two lines, or they would take the marks' room.
+  function narrowed(part) {
+    if (Array.isArray(part)) return part.map(narrowed);
+    if (part === null || typeof part !== "object") return part;
+    const found = {};
+    for (const [name, value] of Object.entries(part)) {
+      if (name === "datasets" || name === "data") found[name] = value;
+      else if (name === "legend" && value?.columns > 1) found[name] = {...value, columns: 1};
+      else if (name === "title" && typeof value === "string" && value.length > 34) found[name] = lines(value);
+      else found[name] = narrowed(value);
+    }
+    return found;
+  }
+  function lines(text) {
+    const middle = text.length / 2;
+    const cuts = [...text.matchAll(/ /g)].map((match) => match.index);
+    const cut = cuts.reduce((best, each) => (Math.abs(each - middle) < Math.abs(best - middle) ? each : best), cuts[0]);
+    return cut === undefined ? text : [text.slice(0, cut), text.slice(cut + 1)];
+  }
+
   async function draw(place) {
     drawn.get(place)?.finalize();
     drawn.delete(place);
-    const result = await vegaEmbed(place, specs[place.id], {
+    const narrow = place.clientWidth < 440;
+    const result = await vegaEmbed(place, narrow ? narrowed(specs[place.id]) : specs[place.id], {
       renderer: "svg",
-      config: look(),
+      config: look(narrow),
       tooltip: {theme: dark.matches ? "dark" : "light"},
       actions: {export: {svg: true, png: true}, source: false, compiled: false, editor: false},
       downloadFileName: place.id,
