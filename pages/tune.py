@@ -66,6 +66,12 @@ with ui.guard():
         )
 
     ready = ui.is_ready()
+    gently = st.toggle(
+        "Without a stall",
+        key="without_stall",
+        help="The new configuration is loaded and warmed up beside the old one, which answers until then. It takes the "
+        "memory of both meanwhile.",
+    )
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(
             "Apply and reload",
@@ -73,11 +79,11 @@ with ui.guard():
             icon=":material/published_with_changes:",
             disabled=busy or not ready or asked is None or (asked.is_empty and not tune_view.needs_reload(model)),
         ):
-            ui.submit(JobKind.TUNE, {"model": model, "change": asked.to_dict(), "undo": False})
+            ui.submit(JobKind.TUNE, {"model": model, "change": asked.to_dict(), "without_stall": gently})
         if st.button(
             "Undo the last tune", icon=":material/undo:", disabled=busy or not ready or not tune_view.can_undo(model)
         ):
-            ui.submit(JobKind.TUNE, {"model": model, "change": {}, "undo": True})
+            ui.submit(JobKind.TUNE, {"model": model, "change": {}, "undo": True, "without_stall": gently})
         if asked is not None and asked.is_empty:
             st.caption("Change a value to see what would be written.", width="content")
     if not ready:

@@ -116,33 +116,20 @@ def _preview(repository: ModelRepository, model: str, asked: ModelConfig) -> Pre
     return Preview(model, before, asked, model_config.diff(before or "", asked.text))
 
 
-def tune(
-    triton: Triton, repository: ModelRepository, model: str, change: TuneChange, progress: Progress = lambda text: None
-) -> Applied:
-    """Write `change`, reload the model and verify it. On a refusal the last good configuration is served again.
-
-    Raises InputError before anything is written; TritonRefusedError with Triton's reason after the roll-back.
-    """
-    return apply(triton, repository, preview(repository, model, change), progress)
-
-
-def restore(
-    triton: Triton,
-    repository: ModelRepository,
-    model: str,
-    text: str | None,
-    progress: Progress = lambda text: None,
-) -> Applied:
-    """Serve an earlier config.pbtxt again: what undo does. `text` None: there was none, so what Triton made of that is
-    written out."""
+def earlier(repository: ModelRepository, model: str, text: str | None) -> Preview:
+    """What it takes to serve an earlier config.pbtxt again: what undo does. `text` None: there was none, so what Triton
+    made of that is written out."""
     asked = model_config.parse(text) if text is not None else repository.completed(model, None)
-    return apply(triton, repository, _preview(repository, model, asked), progress)
+    return _preview(repository, model, asked)
 
 
 def apply(
     triton: Triton, repository: ModelRepository, wanted: Preview, progress: Progress = lambda text: None
 ) -> Applied:
-    """Write, reload, verify; roll back on a refusal. Raises as `tune` does."""
+    """Write, reload the model and verify it. On a refusal the last good configuration is served again.
+
+    Raises TritonRefusedError with Triton's reason after the roll-back, ServerDownError.
+    """
     model = wanted.model
     if not triton.has_model_control:
         raise InputError(

@@ -173,7 +173,7 @@ def _unload_model(context: Context) -> Mapping[str, Any]:
 
 
 def _tune(context: Context) -> Mapping[str, Any]:
-    from tritune import deploy, servers
+    from tritune import deploy, servers, switch
     from tritune.repository import ModelRepository
 
     payload = context.job.payload
@@ -189,9 +189,15 @@ def _tune(context: Context) -> Mapping[str, Any]:
                 f"The config.pbtxt of {model} was changed since the last tune, and undo would lose that change. "
                 f"Edit the file, or tune {model} again."
             )
-        applied = deploy.restore(triton, repository, model, last.result["before"], context.progress)
-        return {**applied.to_dict(), "undo_of": last.id}
-    return deploy.tune(triton, repository, model, TuneChange.from_dict(payload["change"]), context.progress).to_dict()
+        wanted, more = deploy.earlier(repository, model, last.result["before"]), {"undo_of": last.id}
+    else:
+        wanted, more = deploy.preview(repository, model, TuneChange.from_dict(payload["change"])), {}
+    if payload.get("without_stall"):
+        pid = servers.status(context.settings).pid
+        applied = switch.apply(triton, repository, wanted, context.progress, server_pid=pid)
+    else:
+        applied = deploy.apply(triton, repository, wanted, context.progress)
+    return {**applied.to_dict(), **more}
 
 
 def last_tune(store: Store, model: str) -> Job | None:

@@ -22,6 +22,13 @@ from tritune.triton import Triton
 MODEL = "versions"
 
 
+def tune(
+    triton: Triton, repository: ModelRepository, model: str, change: TuneChange, *progress: Callable[[str], None]
+) -> deploy.Applied:
+    """As the worker tunes."""
+    return deploy.apply(triton, repository, deploy.preview(repository, model, change), *progress)
+
+
 @pytest.fixture(scope="module")
 def repository(installation: Settings, triton_server: ServerStatus, publish: Callable[..., Path]) -> ModelRepository:
     """A model of two versions: the first doubles, the second squares."""
@@ -62,7 +69,7 @@ def threads(server: ServerStatus) -> list[int]:
 
 def test_one_of_two_versions_is_served_by_choice(triton: Triton, repository: ModelRepository) -> None:
     for version, expected in ((1, 6.0), (None, 9.0), (2, 9.0)):
-        applied = deploy.tune(triton, repository, MODEL, TuneChange(further={"model_version": version}))
+        applied = tune(triton, repository, MODEL, TuneChange(further={"model_version": version}))
         assert applied.differences == ()
         assert (answer(triton, 3.0), triton.versions(MODEL)) == (expected, (version or 2,))
 
@@ -72,7 +79,7 @@ def test_threads_and_execution_mode_are_those_that_were_asked_for(
 ) -> None:
     def with_(**further: int | None) -> int:
         change = TuneChange(instance_count=1, further=further)
-        assert deploy.tune(triton, repository, MODEL, change).verified
+        assert tune(triton, repository, MODEL, change).verified
         deadline = time.monotonic() + 10
         while len(found := threads(triton_server)) != 1 and time.monotonic() < deadline:
             time.sleep(0.05)  # what was served before is still ending
@@ -96,11 +103,11 @@ def test_warm_up_queue_policy_and_priorities_are_served_as_asked(triton: Triton,
         "graph_optimization_level": 1,
         "response_cache": True,
     }
-    applied = deploy.tune(triton, repository, MODEL, TuneChange(dynamic_batching=True, further=further))
+    applied = tune(triton, repository, MODEL, TuneChange(dynamic_batching=True, further=further))
     assert applied.verified
     assert dict(applied.served.further).items() >= further.items()
     assert answer(triton, 3.0) == 9.0
-    removed = deploy.tune(triton, repository, MODEL, TuneChange(further=dict.fromkeys(further)))
+    removed = tune(triton, repository, MODEL, TuneChange(further=dict.fromkeys(further)))
     assert removed.verified
     assert not set(further) & set(dict(removed.served.further))
 
@@ -108,5 +115,5 @@ def test_warm_up_queue_policy_and_priorities_are_served_as_asked(triton: Triton,
 def test_a_gpu_that_is_not_there_is_refused_and_the_model_goes_on(triton: Triton, repository: ModelRepository) -> None:
     assert triton.has_gpu() is False
     with pytest.raises(TritonRefusedError, match=r"no GPUs are available.*is served again"):
-        deploy.tune(triton, repository, MODEL, TuneChange(further={"instance_kind": "KIND_GPU"}))
+        tune(triton, repository, MODEL, TuneChange(further={"instance_kind": "KIND_GPU"}))
     assert answer(triton, 3.0) == 9.0

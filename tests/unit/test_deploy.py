@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,18 @@ from tritune.errors import ConfigError, InputError, ServerDownError, TritonRefus
 from tritune.plan import Endpoints, TuneChange
 from tritune.repository import ModelRepository
 from tritune.triton import Triton
+
+
+def tune(
+    triton: Triton, repository: ModelRepository, model: str, change: TuneChange, *progress: Callable[[str], None]
+) -> deploy.Applied:
+    """As the worker tunes."""
+    return deploy.apply(triton, repository, deploy.preview(repository, model, change), *progress)
+
+
+def restore(triton: Triton, repository: ModelRepository, model: str, text: str | None) -> deploy.Applied:
+    """As the worker undoes a tune."""
+    return deploy.apply(triton, repository, deploy.earlier(repository, model, text))
 
 
 def onnx_file(path: Path, batch: str | int = "batch") -> Path:
@@ -110,7 +123,7 @@ def _probe_uses_the_fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_change_is_written_reloaded_and_verified(repository: ModelRepository) -> None:
     triton = FakeTriton.on(repository, load_s=0.08)
-    applied = deploy.tune(triton, repository, "relu", TuneChange(preferred_batch_size=(4, 8)))
+    applied = tune(triton, repository, "relu", TuneChange(preferred_batch_size=(4, 8)))
     assert applied.verified
     assert applied.served.preferred_batch_size == (4, 8)
     assert repository.config("relu").configuration.preferred_batch_size == (4, 8)
@@ -121,7 +134,7 @@ def test_a_change_is_written_reloaded_and_verified(repository: ModelRepository) 
 
 def test_what_the_server_serves_otherwise_than_asked_is_told(repository: ModelRepository) -> None:
     triton = FakeTriton.on(repository, ignores=True)
-    applied = deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
+    applied = tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
     assert not applied.verified
     assert "700" in " ".join(applied.differences)
 
@@ -130,7 +143,7 @@ def test_a_refusal_gives_the_reason_and_the_last_good_configuration_again(reposi
     before = repository.config_text("relu")
     triton = FakeTriton.on(repository, refuse="microseconds: 700")
     with pytest.raises(TritonRefusedError, match=r"does not like it\. The last good configuration is served again"):
-        deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
+        tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
     assert repository.config_text("relu") == before
     assert FakeTriton.serves == before
 
@@ -139,7 +152,7 @@ def test_what_triton_must_never_be_shown_is_rolled_back_too(repository: ModelRep
     before = repository.config_text("relu")
     triton = FakeTriton.on(repository, unsafe="700")
     with pytest.raises(InputError, match=r"shell characters\. The last good configuration is served again"):
-        deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
+        tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
     assert repository.config_text("relu") == before
 
 
@@ -147,7 +160,7 @@ def test_a_server_that_is_gone_leaves_the_previous_file(repository: ModelReposit
     before = repository.config_text("relu")
     triton = FakeTriton.on(repository, gone=True)
     with pytest.raises(ServerDownError, match=r"previous config\.pbtxt of relu is in place again"):
-        deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
+        tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
     assert repository.config_text("relu") == before
 
 
@@ -156,7 +169,7 @@ def test_a_model_without_a_config_gets_none_back_after_a_refusal(tmp_path: Path)
     repository.publish("relu", onnx_file(tmp_path / "relu.onnx"), None)
     triton = FakeTriton.on(repository, refuse="700", serves=None)
     with pytest.raises(TritonRefusedError):
-        deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
+        tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
     assert repository.config_text("relu") is None
 
 
@@ -175,7 +188,7 @@ def test_a_tune_that_is_cancelled_changes_nothing_or_is_done_to_its_end(reposito
             raise Cancelled
 
     try:
-        applied = deploy.tune(triton, repository, "relu", TuneChange(preferred_batch_size=(4, 8)), progress)
+        applied = tune(triton, repository, "relu", TuneChange(preferred_batch_size=(4, 8)), progress)
     except Cancelled:
         assert repository.config_text("relu") == FakeTriton.serves == before
     else:
@@ -186,7 +199,7 @@ def test_a_server_without_model_control_is_named_and_nothing_is_written(reposito
     before = repository.config_text("relu")
     triton = FakeTriton.on(repository, controls=False)
     with pytest.raises(InputError, match="model-control-mode=explicit"):
-        deploy.tune(triton, repository, "relu", TuneChange(max_batch_size=8))
+        tune(triton, repository, "relu", TuneChange(max_batch_size=8))
     assert repository.config_text("relu") == before
 
 
@@ -195,25 +208,25 @@ def test_what_is_not_given_stays_as_it_is_also_where_no_config_was_written(tmp_p
     repository.publish("relu", onnx_file(tmp_path / "relu.onnx"), None)
     before = repository.config("relu").configuration
     triton = FakeTriton.on(repository, serves="served")
-    applied = deploy.tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
+    applied = tune(triton, repository, "relu", TuneChange(max_queue_delay_microseconds=700))
     assert applied.served.max_batch_size == before.max_batch_size == 4
-    back = deploy.restore(triton, repository, "relu", applied.before)
+    back = restore(triton, repository, "relu", applied.before)
     assert applied.before is None
     assert back.served == before
 
 
 def test_undo_serves_the_earlier_text(repository: ModelRepository) -> None:
     triton = FakeTriton.on(repository)
-    applied = deploy.tune(triton, repository, "relu", TuneChange(dynamic_batching=False))
+    applied = tune(triton, repository, "relu", TuneChange(dynamic_batching=False))
     assert applied.before is not None
-    back = deploy.restore(triton, repository, "relu", applied.before)
+    back = restore(triton, repository, "relu", applied.before)
     assert back.served.dynamic_batching
     assert repository.config_text("relu") == applied.before
 
 
 def test_the_first_load_has_no_stall_and_says_why(repository: ModelRepository) -> None:
     triton = FakeTriton.on(repository, serves=None)
-    applied = deploy.tune(triton, repository, "relu", TuneChange(max_batch_size=8))
+    applied = tune(triton, repository, "relu", TuneChange(max_batch_size=8))
     assert applied.stall_ms is None
     assert applied.stall_reason == "The model was not served before."
 

@@ -52,6 +52,9 @@ def tune(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the change and write nothing.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Serve what was served before the last tune.")] = False,
+    without_stall: Annotated[
+        bool, typer.Option("--without-stall", help="Load the new one beside the old, for more memory.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Change a model's configuration, reload it, and verify what is served; what is not given stays as it is."""
@@ -87,17 +90,20 @@ def tune(
             show(document, as_json, preview.diff or "Nothing would change.")
             return
     servers.connect(settings)
-    job, _ = run_job(JobKind.TUNE, {"model": name, "change": change.to_dict(), "undo": undo})
+    asked = {"model": name, "change": change.to_dict(), "undo": undo, "without_stall": without_stall}
+    job, _ = run_job(JobKind.TUNE, asked)
     require(job)
     result = dict(job.result)
     for difference in result["differences"]:
         say(f"Not in effect: {difference}")
     stall = f"{result['stall_ms']:.0f} ms" if result["stall_ms"] is not None else f"unknown ({result['stall_reason']})"
+    memory = result.get("memory")
+    cost = f", memory {memory['before_mib']:.0f} MiB, {memory['peak_mib']:.0f} MiB meanwhile" if memory else ""
     show(
         result,
         as_json,
         f"{result['diff'] or 'The file did not change.'}\n"
-        f"reloaded in {result['reload_ms']:.0f} ms, longest stall {stall}, "
+        f"reloaded in {result['reload_ms']:.0f} ms, longest stall {stall}{cost}, "
         f"{'verified against the served configuration' if result['verified'] else 'NOT in effect as asked'}",
     )
     if not result["verified"]:

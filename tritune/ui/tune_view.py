@@ -192,6 +192,11 @@ def last_result(model: str) -> None:
             help="The longest gap between two answers that one back-to-back client saw around the reload.",
         )
         st.metric("Triton's load call", wording.figure(found.get("reload_ms"), "ms"), border=True)
+    if memory := found.get("memory"):
+        st.caption(
+            f"Without a stall: the server's processes held {memory['before_mib']:,.0f} MiB before, "
+            f"{memory['peak_mib']:,.0f} MiB meanwhile and {memory['after_mib']:,.0f} MiB after."
+        )
     if stall is None and found.get("stall_reason"):
         st.caption(f"No stall was measured: {wording.plain(str(found['stall_reason']))}")
     if found.get("diff"):
