@@ -67,7 +67,7 @@ def test_the_url_keeps_load_configurations_knobs_and_opens_the_same_view(
     query = {"study": f"s{job}", "load": "0", "show": ["0", "5"], "x": "preferred_batch_size", "of": "p99_ms"}
     app = open_page("pages/compare.py", **query)
     check(app)
-    assert app.query_params["load"] == ["0"]
+    assert app.query_params["load"] == "0"
     assert app.query_params["show"] == ["0", "5"]
     shown = next(box for box in app.multiselect if box.label == "Configurations in detail")
     assert shown.value == [0, 5]
@@ -81,7 +81,7 @@ def test_a_finished_study_is_what_compare_opens_with_and_load_tests_are_one_choi
     with_model.several()
     job = with_model.study(rounds=3)
     app = open_page("pages/compare.py")
-    assert app.query_params["study"] == [f"s{job}"]
+    assert app.query_params["study"] == f"s{job}"
     selectbox(app, "What to compare").select("Load tests").run()
     check(app)
     assert "study" not in app.query_params
@@ -92,7 +92,9 @@ def test_a_finished_study_is_what_compare_opens_with_and_load_tests_are_one_choi
 def test_a_study_that_does_not_exist_is_said(serve: Callable[..., None], with_model: Any) -> None:
     serve()
     with_model.several()
-    assert "no job 99" in check(open_page("pages/compare.py", study="s99")).lower().replace("s99", "no job 99")
+    app = open_page("pages/compare.py", study="s99")
+    check(app)
+    assert "99" in app.warning[0].value
 
 
 def test_the_winner_is_applied_with_every_knob(serve: Callable[..., None], with_model: Any) -> None:
@@ -183,12 +185,12 @@ def test_a_plan_is_previewed_and_started_as_asked(serve: Callable[..., None], wi
     app.text_input(key="sweep_delays").set_value("0,100")
     app.text_input(key="sweep_concurrency").set_value("1,8").run()
     text = check(app)
-    assert "5 configurations under 2 loads" in text
+    assert "4 configurations under 2 loads" in text
     assert "preferred_batch_size 64" in text  # larger than the maximum: left out, with the reason
     button(app, "Start the study").click().run()
     job = with_model.store.jobs()[0]
     assert job.kind is JobKind.SWEEP
-    assert len(job.payload["candidates"]) == 5
+    assert len(job.payload["candidates"]) == 4
     assert job.payload["plan"]["loads"]["concurrency"] == [1, 8]
 
 
@@ -239,3 +241,22 @@ def test_the_sweep_page_without_a_server_still_makes_a_plan(with_model: Any) -> 
     app = open_page("pages/sweep.py")
     assert "No Triton is running" in check(app)
     assert button(app, "Start the study").disabled
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+def test_history_lists_studies_and_keeps_their_trials_apart(serve: Callable[..., None], with_model: Any) -> None:
+    serve()
+    with_model.several()
+    job = with_model.study(rounds=3)
+    app = open_page("pages/history.py", kind="studies")
+    table = app.dataframe[0].value
+    assert list(table["Study"]) == [f"s{job}"]
+    assert list(table["Configurations"]) == [12]
+    app = open_page("pages/history.py")
+    selectbox(app, "Study").select("none: single load tests").run()
+    assert len(app.dataframe[0].value) == 5
+    selectbox(app, "Study").select(f"s{job}").run()
+    assert set(app.dataframe[0].value["Study"]) == {f"s{job}, round {n}" for n in (1, 2, 3)}
+    check(app)

@@ -30,7 +30,7 @@ def draw(chart: alt.Chart | alt.LayerChart, *, rows: int = 0) -> None:
     """One chart in its frame; one of many rows scrolls inside."""
     height: Any = 760 if rows > SCROLL_ROWS else "content"
     with st.container(border=True, height=height):
-        st.altair_chart(chart, alt=str(chart.description))
+        st.altair_chart(chart)
 
 
 def pair(*parts: Callable[[], None]) -> None:

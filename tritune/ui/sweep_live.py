@@ -44,7 +44,7 @@ def show(job: Job) -> None:
             limit_ms, least_ips = study_view.objective(study)
             with st.container(border=True):
                 chart = study_charts.frontier(cells, limit_ms, least_ips)
-                st.altair_chart(chart, alt=str(chart.description))
+                st.altair_chart(chart)
         _left_out(study)
 
     ui.live(draw, running=running, every="2s")
