@@ -204,7 +204,7 @@ def test_a_container_that_exits_at_once_is_failed_with_its_last_words(
     empty: Settings, derived: Callable[..., str], port_base: Callable[[], int], containers: Containers
 ) -> None:
     image = derived(
-        "tritune-test-exits:1", 'CMD x\nENTRYPOINT ["sh", "-c", "echo hello; echo out of luck >&2; exit 7"]'
+        "tritune-test-exits:1", 'CMD x\nENTRYPOINT ["sh", "-c", "echo hello >&2; echo out of luck >&2; exit 7"]'
     )
     with pytest.raises(ServerError, match=r"Triton did not start in .*: out of luck \(exit code 7\)\. Its log is in "):
         start(empty, image, port_base())

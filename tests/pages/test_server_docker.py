@@ -81,6 +81,7 @@ def test_a_running_container_is_shown_with_its_image_and_gpus(
     from tritune import servers
     from tritune.servers import ServerKind, ServerState, ServerStatus
     from tritune.settings import ROOT
+    from tritune.ui import server_view
 
     endpoints = Endpoints("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002")
     ready = ServerStatus(
@@ -88,6 +89,7 @@ def test_a_running_container_is_shown_with_its_image_and_gpus(
     )
     monkeypatch.setattr(servers, "status", lambda settings: ready)
     monkeypatch.setattr(servers, "logs", lambda settings, lines=200: "I1130 server ready")
+    monkeypatch.setattr(server_view, "models", lambda *, control: None)  # would ask it
     app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=30)
     app.switch_page("pages/server.py").run()
     assert not app.exception
