@@ -54,12 +54,14 @@ def test_requests_go_on_while_a_model_is_replaced(
     repository: ModelRepository, triton: Triton, installation: Settings, tmp_path: Path
 ) -> None:
     made: list[deploy.Applied] = []
+    began: list[int] = []
     wanted = deploy.preview(
         repository, MODEL, TuneChange(preferred_batch_size=(2, 4), max_queue_delay_microseconds=300)
     )
     pid = servers.status(installation).pid
 
     def change() -> None:
+        began.append(time.monotonic_ns())
         made.append(switch.apply(triton, repository, wanted, server_pid=pid))
 
     samples = under_load(triton, tmp_path, change)
@@ -71,11 +73,13 @@ def test_requests_go_on_while_a_model_is_replaced(
     assert applied.memory is not None
     assert applied.memory.peak_mib > applied.memory.before_mib + 20  # two more Pythons with ONNX Runtime
     assert applied.memory.after_mib < applied.memory.peak_mib - 20
-    # The plain reload lets everybody wait as long as it takes. A busy machine may still delay a request or two.
-    longest_ms = float((samples.done_ns - samples.intended_ns).max()) / 1e6
+    # A plain reload lets every request of its time wait for its end: a tenth of them for nine tenths of it and more.
+    # Here a request may be late for the processor, on a machine that others use too, but not for the reload.
     assert applied.stall_ms is not None
-    assert max(longest_ms, applied.stall_ms) < min(400.0, applied.reload_ms / 2)
-    assert np.median(samples.done_ns - samples.intended_ns) < 50e6
+    assert applied.stall_ms < applied.reload_ms / 2
+    inside = (samples.intended_ns > began[0]) & (samples.intended_ns < began[0] + applied.reload_ms * 1e6)
+    waited_ms = (samples.done_ns - samples.intended_ns)[inside] / 1e6
+    assert np.quantile(waited_ms, 0.9) < applied.reload_ms / 5
 
 
 def test_what_triton_refuses_never_stops_what_is_served(repository: ModelRepository, triton: Triton) -> None:
