@@ -14,7 +14,7 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
-_TOKENS = re.compile(rb'"timestamp":(\d+),|"response_timestamps":\[([\d,]*)\]')
+_TOKENS = re.compile(rb'"timestamp"\s*:\s*(\d+)\s*,|"response_timestamps"\s*:\s*\[([\d,\s]*)\]')
 _TAIL = 4096  # longer than any token
 
 
@@ -35,10 +35,15 @@ class ProfileReader:
             if token[1] is not None:
                 self._sent = int(token[1])
             elif self._sent is not None:
-                if token[2]:  # none where a request was in flight at the end
+                if token[2].strip():  # none where a request was in flight at the end
                     self._times.extend((self._sent, int(token[2].rpartition(b",")[2])))
                 self._sent = None
         self._tail = data[max(end, len(data) - _TAIL) :]
+
+    @property
+    def count(self) -> int:
+        """How many answered requests were read."""
+        return len(self._times) // 2
 
     def times(self) -> NDArray[np.int64]:
         """One row (sent, answered) a request, by the time of sending; shape (n, 2)."""

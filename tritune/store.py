@@ -20,7 +20,7 @@ from tritune.errors import InputError, StoreError
 from tritune.load_plan import LoadPlan
 from tritune.plan import Configuration, JobKind, JobState, TrialState
 from tritune.settings import Settings
-from tritune.store_rows import Cell, Job, Trial, job_of, study_number, trial_number, trial_of
+from tritune.store_rows import Cell, Job, Trial, columns, job_of, study_number, trial_number, trial_of
 from tritune.store_tables import jobs as _jobs
 from tritune.store_tables import open_engine, prepare, sentence, shown
 from tritune.store_tables import trials as _trials
@@ -243,27 +243,35 @@ class Store:
         with self._transaction() as connection:
             connection.execute(_jobs.update().where(_jobs.c.id == job_id).values(payload=dict(payload)))
 
-    def insert_ended_job(
-        self, kind: JobKind, payload: Mapping[str, Any], *, created_at: float, result: Mapping[str, Any] | None = None
-    ) -> int:
-        """Record work that was done elsewhere: an import. Returns the job's id."""
+    def insert_import(
+        self,
+        payload: Mapping[str, Any],
+        trials: Sequence[Trial],
+        *,
+        created_at: float,
+        result: Mapping[str, Any] | None = None,
+        notes: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[int, tuple[str, ...]]:
+        """Record a study that was measured elsewhere, all of it or nothing; returns its job's id and the new ids of its
+        trials, in their order. Which ids they had elsewhere does not matter here."""
+        job = {
+            "kind": str(JobKind.IMPORT),
+            "payload": dict(payload),
+            "state": str(JobState.FINISHED),
+            "progress": {},
+            "result": dict(result) if result is not None else None,
+            "cancel_requested": False,
+            "created_at": created_at,
+            "finished_at": self._clock(),
+            "notes": [dict(note) for note in notes],
+            "home": self.home,
+        }
         with self._transaction() as connection:
-            inserted = connection.execute(
-                _jobs.insert()
-                .returning(_jobs.c.id)
-                .values(
-                    kind=str(kind),
-                    payload=dict(payload),
-                    state=str(JobState.FINISHED),
-                    progress={},
-                    result=dict(result) if result is not None else None,
-                    cancel_requested=False,
-                    created_at=created_at,
-                    finished_at=self._clock(),
-                    home=self.home,
-                )
+            job_id = int(connection.execute(_jobs.insert().returning(_jobs.c.id).values(**job)).scalar_one())
+            rows = (
+                _trials.insert().returning(_trials.c.id).values(job_id=job_id, **columns(trial)) for trial in trials
             )
-            return int(inserted.scalar_one())
+            return job_id, tuple(f"t{connection.execute(row).scalar_one()}" for row in rows)
 
     def delete_job(self, job_id: int) -> tuple[str, ...]:
         """Forget a job that has ended, with its trials; returns their ids. Raises InputError while it is not over."""
@@ -300,45 +308,6 @@ class Store:
         if values:
             with self._transaction() as connection:
                 connection.execute(_trials.insert(), values)
-
-    def insert_finished_trial(
-        self,
-        job_id: int,
-        plan: LoadPlan,
-        *,
-        configuration: Configuration | None,
-        measurement: Mapping[str, Any],
-        provenance: Mapping[str, Any],
-        labels: Mapping[str, str],
-        note: str,
-        created_at: float,
-        cell: Cell | None = None,
-        round: int = 1,
-        attempt: int = 1,
-    ) -> str:
-        """Record a trial that was measured elsewhere: an import. Returns its id."""
-        with self._transaction() as connection:
-            inserted = connection.execute(
-                _trials.insert()
-                .returning(_trials.c.id)
-                .values(
-                    job_id=job_id,
-                    round=round,
-                    attempt=attempt,
-                    state=str(TrialState.FINISHED),
-                    model=plan.model,
-                    configuration=configuration.to_dict() if configuration else None,
-                    plan=plan.to_dict(),
-                    labels=dict(labels),
-                    note=note,
-                    measurement=dict(measurement),
-                    provenance=dict(provenance),
-                    created_at=created_at,
-                    finished_at=created_at,
-                    cell=cell.to_dict() if cell else None,
-                )
-            )
-            return f"t{inserted.scalar_one()}"
 
     def claim_trial(self, trial_id: str) -> bool:
         """Take a waiting trial; returns False where it does not wait any more."""

@@ -160,3 +160,23 @@ def trial_of(row: Any) -> Trial:
         attempt=row.attempt,
         cell=Cell.from_dict(row.cell) if row.cell else None,
     )
+
+
+def columns(trial: Trial) -> dict[str, Any]:
+    """A trial as its row, without what the database gives it: its id and its job's."""
+    return {
+        "round": trial.round,
+        "attempt": trial.attempt,
+        "state": str(trial.state),
+        "model": trial.model,
+        "configuration": trial.configuration.to_dict() if trial.configuration else None,
+        "plan": trial.plan.to_dict(),
+        "labels": dict(trial.labels),
+        "note": trial.note,
+        "measurement": dict(trial.measurement) if trial.measurement is not None else None,
+        "provenance": dict(trial.provenance),
+        "error": trial.error,
+        "created_at": trial.created_at,
+        "finished_at": trial.finished_at,
+        "cell": trial.cell.to_dict() if trial.cell else None,
+    }

@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from tritune import knobs
-from tritune.analysis import UNKNOWN_CONFIGURATION
 from tritune.doubts import as_served
 from tritune.frames import SERVER_PARTS
 from tritune.load_plan import describe_arrivals
@@ -69,9 +68,11 @@ def load_words(document: Document) -> dict[int, str]:
 
 
 def keys(document: Document) -> dict[int, str]:
-    """Each configuration in the words by which it has its colour on every page (analysis.configuration_key)."""
+    """Each configuration in the words by which it has its colour on every page (analysis.configuration_key); one that
+    an import does not tell goes by its label."""
+    named = labels(document)
     return {
-        number: f"{document['model']}: {as_served(found).describe() if found else UNKNOWN_CONFIGURATION}"
+        number: f"{document['model']}: {as_served(found).describe() if found else named[number]}"
         for number, found in configurations(document).items()
     }
 
@@ -303,7 +304,7 @@ def server_time_frame(document: Document, load: int, numbers: Iterable[int]) -> 
 
 
 def _weighted(trials: Sequence[Document], values: Sequence[float]) -> float:
-    weights = [max(1, trial["requests"]["ok"]) for trial in trials]
+    weights = [max(1, trial["requests"].get("ok", 1)) for trial in trials]
     return sum(weight * value for weight, value in zip(weights, values, strict=True)) / max(1, sum(weights))
 
 

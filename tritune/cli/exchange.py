@@ -46,3 +46,21 @@ def study_export(
         as_json,
         f"{to} has s{job.id} ({size:,} bytes).",
     )
+
+
+@study_app.command("import")
+@verb
+def study_import(
+    file: Path,
+    name: Annotated[str | None, typer.Option("--name", help="The model, where the file tells none.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Take in results of perf_analyzer, AIPerf, Locust, Model Analyzer or another Tritune as a study of their own."""
+    from tritune import imports
+    from tritune.store import Store
+
+    settings = Settings.from_env()
+    store = Store.of(settings)
+    study_id = imports.import_file(settings, store, file, name=name)
+    trial_ids = [trial.trial_id for trial in reversed(store.trials(study_id=study_id, limit=MAX_ROWS))]
+    show({"study_id": study_id, "trial_ids": trial_ids}, as_json, imports.sentence(store, study_id))
