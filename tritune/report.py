@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "tritune-study"
 FORMAT_VERSION = 1
-ENDINGS = (".html", ".csv", ".parquet", ".json", ".pbtxt")
+ENDINGS = (".html", ".htm", ".csv", ".parquet", ".json", ".pbtxt")
 _EMBEDDED_RUNTIME = "model.py"
 """What the embedded server fills in for its own backend; no other server could load it."""
 _HEADLINE = ("p99", "p999")

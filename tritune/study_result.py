@@ -26,6 +26,7 @@ from tritune.study_trials import readings as readings
 from tritune.verdicts import Best, Comparison, Ratio, Settled, Verdict
 
 Document = dict[str, Any]
+_NOT_IN_TURNS = "these trials were not interleaved in rounds"
 
 
 def settle(job: Job, trials: Sequence[Trial], round: int) -> Settled:
@@ -51,7 +52,7 @@ def document(job: Job, trials: Sequence[Trial]) -> Document:
     settled = verdicts.settle(asked.design, read, done, stop_early=asked.stop_early)
     compared = verdicts.compare(asked.design, evidence)
     if not asked.is_interleaved:
-        compared = tuple(replace(row, verdict=Verdict.NOT_MEASURED, reason=NO_VERDICT.rstrip(".")) for row in compared)
+        compared = tuple(replace(row, verdict=Verdict.NOT_MEASURED, reason=_NOT_IN_TURNS) for row in compared)
     best, reason = verdicts.best(asked.design, evidence) if asked.is_interleaved else (None, NO_VERDICT)
     drifts = verdicts.drift(read)
     return {

@@ -298,16 +298,31 @@ def _interval(bounds: Sequence[float] | None) -> str:
 @app.command("compare")
 @verb
 def compare(
-    trials: Annotated[list[str], typer.Argument(help="Two or more trials, such as t1 t2.")],
-    baseline: Annotated[str | None, typer.Option(help="The trial to compare with (default: the first).")] = None,
+    names: Annotated[list[str], typer.Argument(help="A study (s7), or several studies and trials (t1 t2).")],
+    baseline: Annotated[
+        str | None, typer.Option(help="The trial to compare with (default: the first, or the study's).")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write the comparison as an HTML report.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare trials with a baseline, ratio by ratio."""
-    from tritune import analysis
+    """Compare trials or studies with a baseline, ratio by ratio; verdicts within one study only."""
+    from tritune import analysis, compared, report
+    from tritune.cli.study import study_lines
     from tritune.store import Store
 
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--html {html.name} must end in .html. `tritune study export` writes other forms.")
     store = Store.of(Settings.from_env())
-    chosen = [store.trial(trial_id) for trial_id in trials]
+    is_of_studies = any(compared.is_study(name) for name in names)
+    if is_of_studies or html is not None:
+        job, document = compared.compared(store, names, baseline)
+        if html is not None:
+            report.export(job, document, html)
+            say(f"{html} is written.")
+        if is_of_studies:
+            show(document, as_json, "\n".join(study_lines(document)))
+            return
+    chosen = [store.trial(trial_id) for trial_id in names]
     comparison = analysis.compare(chosen, store.trial(baseline).trial_id if baseline else chosen[0].trial_id)
     show(
         {"trials": [trial.to_dict() for trial in chosen], **comparison.to_dict()},

@@ -94,11 +94,11 @@ def _show_study(job: Job, made: Sequence[Trial], as_json: bool) -> Mapping[str, 
     from tritune import study_result
 
     document: Mapping[str, Any] = study_result.document(job, made)
-    show(document, as_json, "\n".join(_lines(document)))
+    show(document, as_json, "\n".join(study_lines(document)))
     return document
 
 
-def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+def study_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """A study as a person reads it."""
     from tritune.analysis import significant
 
@@ -118,8 +118,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
             cell = cells.get((candidate["candidate"], load["load"]))
             if cell is None:
                 continue
-            p99 = cell["p99_ms"]["value"]
-            words = f"{significant(cell['throughput_ips']['value'])}/s" if cell["throughput_ips"]["value"] else "–"
+            ips, p99 = ((cell[name] or {}).get("value") for name in ("throughput_ips", "p99_ms"))
+            words = f"{significant(ips)}/s" if ips else "–"
             words += f", P99 {significant(p99)} ms" if p99 is not None else ", no P99"
             said = sentences.get((candidate["candidate"], load["load"]), "Baseline.")
             yield f"    {candidate['label']}: {words}. {said}"

@@ -48,7 +48,7 @@ def profile_export(path: Path, model: str) -> Found:
             continue
         start, end = int(times[:, 0].min()), int(times[:, 1].max())
         if len(windows) >= 2:
-            start, end = int(windows[-min(len(windows), 2 * _AS_MEASURED)]), int(windows[-1])
+            start, end = int(windows[-min(len(windows), _AS_MEASURED + 1)]), int(windows[-1])
         is_rate = mode == "request_rate"
         load: dict[str, Any] = {"rate_rps": value} if is_rate else {"concurrency": max(1, round(value))}
         unknown = "The file tells neither protocol nor batch: HTTP and 1 stand there."
