@@ -236,8 +236,9 @@ def disturbed(findings: list[Finding]) -> Iterator[str]:
         late_us = [found.late_us[index] for found in findings if found.law == name]
         if late_us and max(late_us) > DISTURBED_US:
             yield (
-                f"Disturbed ({name}): in one run the server's own answers were {number(max(late_us))} µs late at P99 though "
-                "it has a core for itself; other processes took it, and the clients' core too. Run it on a quiet machine."
+                f"Disturbed ({name}): in one run the server's own answers were {number(max(late_us))} µs late at P99, "
+                "though it has a core for itself. Other processes took it, and the clients' core too: run it on a "
+                "quiet machine."
             )
 
 
