@@ -26,8 +26,8 @@ def is_study(name: str) -> bool:
 
 def compared(store: Store, names: Sequence[str], baseline: str | None = None) -> tuple[Job, Document]:
     """One study as it is, with another of its configurations as the baseline where `baseline` names a trial of it;
-    several studies and trials as one comparison without verdicts, since they were not interleaved. The job is what would have asked for
-    such a study.
+    several studies and trials as one comparison without verdicts, since they were not interleaved. The job is what
+    would have asked for such a study.
 
     Raises InputError for unknown names, and where there are not two configurations to compare.
     """

@@ -103,11 +103,11 @@ def _read(path: Path, head: bytes, name: str | None, now: float) -> Study:
 
 def _columns(head: bytes) -> Sequence[str]:
     """The names in the first line with any, or none where that is no text."""
+    line = next((line for line in head.splitlines() if line.strip()), b"")
     try:
-        line = next((line for line in head.decode("utf-8", "strict").splitlines() if line.strip()), "")
-        return [cell.strip() for cell in next(csv.reader([line[:65536]]), [])]
+        return [cell.strip() for cell in next(csv.reader([line[:65536].decode()]), [])]
     except (UnicodeDecodeError, csv.Error):
-        return _columns(head[: head.rindex(b"\n")]) if b"\n" in head and len(head) == _HEAD else []
+        return []
 
 
 def _model_name(path: Path) -> str:
