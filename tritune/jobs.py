@@ -73,6 +73,10 @@ def resume(settings: Settings, store: Store, study_id: str) -> int:
     job = store.job(job_id)
     if job.kind is not JobKind.SWEEP:
         raise InputError(f"s{job_id} is no study that can be resumed. `tritune study list` shows those.")
+    if not job.state.is_final and job.home not in (None, store.home):
+        raise InputError(
+            f"s{job_id} is {job.state} at another installation, {job.home}. `tritune study cancel s{job_id}` ends it."
+        )
     if job.state is JobState.RUNNING and not worker.is_running(settings):
         worker.ensure(settings)  # it finds that its predecessor was lost
         limit = time.monotonic() + LOST_WAIT_S

@@ -33,6 +33,8 @@ class Job:
     finished_at: float | None
     notes: tuple[Mapping[str, Any], ...] = ()
     """What happened on the way: {"code", "message", "at"}, kept whatever ends the worker."""
+    home: str | None = None
+    """The installation whose worker does it; None: asked for by a Tritune that knew no homes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def job_of(row: Any) -> Job:
         started_at=row.started_at,
         finished_at=row.finished_at,
         notes=tuple(row.notes or ()),
+        home=row.home,
     )
 
 

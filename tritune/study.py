@@ -20,6 +20,7 @@ from tritune import (
     model_config,
     servers,
     side_by_side,
+    study_ask,
     study_result,
     study_space,
     trial,
@@ -53,19 +54,28 @@ def run(context: trial.Context) -> Mapping[str, Any]:
 
     Raises trial.TrialEnded where it was cancelled, interrupted or failed; finished trials are kept.
     """
+    store, job = context.store, context.job
+    if (asked := study_ask.brought_up_to_date(context.settings, store, job)) is not None:
+        if asked["base_config"] != job.payload["base_config"]:
+            said = (
+                f"What {asked['model']} serves was changed since this study was asked for. What it found is compared."
+            )
+            store.note_job(job.id, "found_anew", said)
+        store.change_payload(job.id, asked)
+        context.job = store.job(job.id)
     running = _Running(context)
     try:
         return running.to_the_end()
     finally:
         if said := running.turns.put_back():
-            context.store.note_job(context.job.id, "not_put_back", said)
+            context.store.note_job(context.job.id, study_ask.NOT_PUT_BACK, said)
         running.tidy_rows()
 
 
 def tidy(settings: Settings, store: Store, job: Job) -> None:
     """After a worker was lost: what it left on the server goes, and what was found there is served again."""
     if said := put_back(settings, job.payload["model"], job.payload.get("found")):
-        store.note_job(job.id, "not_put_back", said)
+        store.note_job(job.id, study_ask.NOT_PUT_BACK, said)
 
 
 class _Running:
@@ -161,7 +171,7 @@ class _Running:
         rows = []
         for cell, attempt in cells:
             # One seed a round: every configuration gets the same arrivals and payloads.
-            load = replace(self.loads[cell.load], seed=self.plan.seed + number)
+            load = replace(self.loads[cell.load], seed=(self.plan.seed + number) % 2**63)
             rows.append((load, self.candidates[cell.candidate].configuration, cell, number, attempt))
         self.store.insert_trials(self.job.id, rows)
 
@@ -211,9 +221,12 @@ class _Running:
         """Cells that are measured no further: refused by Triton, or failed too often in one round."""
         failed: dict[tuple[int, Cell], int] = {}
         gone: set[Where] = set()
+        begun = self.job.started_at or 0.0
         for made in self.trials:
             if made.cell is None or made.state is not TrialState.FAILED or (made.error or "").startswith(LOST):
                 continue
+            if made.cell.candidate == 0 and (made.finished_at or 0.0) < begun:
+                continue  # that ended the study, which was resumed
             if made.provenance.get("refused"):
                 gone |= {(made.cell.candidate, load) for load in range(len(self.loads))}
             key = (made.round, made.cell)
@@ -231,6 +244,10 @@ class _Running:
 
     def measure(self, row: Trial, number: int, waiting: int) -> None:
         """Serve, warm up, measure one row. Raises trial.TrialEnded where the study cannot go on."""
+        try:
+            trial.check_disk(self.context.settings, row.plan)
+        except InputError as full:
+            raise self.interrupted(str(full)) from full
         if row.cell is None or not self.store.claim_trial(row.trial_id):
             return
         cell = row.cell
@@ -256,7 +273,8 @@ class _Running:
         except trial.TrialEnded as ended:
             if ended.state is JobState.CANCELLED:
                 raise
-            self.after(ended.__cause__ if isinstance(ended.__cause__, Exception) else ended, row, cell)
+            cause = ended.__cause__
+            self.after(cause if isinstance(cause, TrituneError) else ended, cell)
         except trial.Cancelled:
             self.store.finish_trial(row.trial_id, TrialState.CANCELLED)
             raise
@@ -264,12 +282,12 @@ class _Running:
             refused = isinstance(error, TritonRefusedError | InputError)
             provenance = {"refused": True} if refused else {}
             self.store.finish_trial(row.trial_id, TrialState.FAILED, error=str(error), provenance=provenance)
-            self.after(error, row, cell)
+            self.after(error, cell)
         except BaseException:
             self.store.finish_trial(row.trial_id, TrialState.FAILED, error="The trial ended unexpectedly.")
             raise
 
-    def after(self, error: Exception, row: Trial, cell: Cell) -> None:
+    def after(self, error: Exception, cell: Cell) -> None:
         """What follows a trial that failed. Raises trial.TrialEnded where the study cannot go on."""
         said = str(error)
         if isinstance(error, ServerDownError) or not self.server_answers():
@@ -278,7 +296,7 @@ class _Running:
             self.store.note_job(self.job.id, "refused", f"{self.candidates[cell.candidate].label}: {said}")
             self.turns.lost()
         elif not isinstance(error, LoadTestError | ServerError):
-            raise trial.TrialEnded(JobState.INTERRUPTED, said, self.result("It was interrupted."))
+            raise self.interrupted(said)
         self.read()
         if (0, cell.load) in self.given_up():
             raise trial.TrialEnded(
@@ -286,6 +304,13 @@ class _Running:
                 f"The baseline could not be measured: {said}",
                 self.result("The baseline could not be measured."),
             )
+
+    def interrupted(self, said: str) -> trial.TrialEnded:
+        return trial.TrialEnded(
+            JobState.INTERRUPTED,
+            f"{said} `tritune study resume s{self.job.id}` goes on.",
+            self.result("It was interrupted."),
+        )
 
     def server_answers(self) -> bool:
         try:
@@ -298,18 +323,19 @@ class _Running:
         settings = self.context.settings
         before = servers.status(settings)
         notes = [note for note in self.store.job(self.job.id).notes if note["code"] == RESTARTED]
-        why = "" if before.kind is not ServerKind.REMOTE else " It is started by somebody else."
-        if before.kind is ServerKind.REMOTE or len(notes) >= RESTARTS:
-            why = why or " It had been started anew once already."
-            raise trial.TrialEnded(
-                JobState.INTERRUPTED,
-                f"{said}{why} When it is back, `tritune study resume s{self.job.id}` goes on.",
-                self.result("It was interrupted."),
-            )
+        if before.kind is ServerKind.REMOTE:
+            raise self.interrupted(f"{said} It is started by somebody else. When it is back,")
+        if before.kind is None:
+            raise self.interrupted("The server was stopped during the study. When it is started again,")
+        if len(notes) >= RESTARTS:
+            raise self.interrupted(f"{said} It had been started anew once already. When it is back,")
         self.store.note_job(self.job.id, RESTARTED, f"The server ended during the study and was started anew. {said}")
         self.turns.lost()
         if before.state is not ServerState.READY:
-            servers.restart(settings, progress=self.context.progress)
+            try:
+                servers.restart(settings, progress=self.context.progress)
+            except ServerError as error:
+                raise self.interrupted(f"{error} When it is back,") from error
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

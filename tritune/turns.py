@@ -34,6 +34,7 @@ class Turns:
         self._configs = configs
         self._found = found
         self._served: int | None = None
+        self._is_changed = False
         self._variants: Variants | None = None
         self.reload_s: list[float] = []
 
@@ -75,14 +76,16 @@ class Turns:
         if self._served != candidate or not triton.model_ready(self._model):
             progress(f"Serving the next configuration of {self._model}")
             began = time.monotonic()
-            deploy.serve(triton, self._model, self._configs[candidate])
-            self.reload_s.append(time.monotonic() - began)
+            if triton.has_model_control:  # without it there is but one candidate: what is served
+                self._is_changed = True
+                deploy.serve(triton, self._model, self._configs[candidate])
+                self.reload_s.append(time.monotonic() - began)
             self._served = candidate
         deploy.warm(triton, self._model, load, progress)
         return self._model
 
     def lost(self) -> None:
-        """The server was started anew, and serves what its files say."""
+        """Nobody knows what is served now: the server was started anew, or refused a configuration."""
         self._served = None
         if self._variants is not None:
             self._variants.forget()
@@ -90,9 +93,9 @@ class Turns:
     def put_back(self) -> str | None:
         """Serve again what was found before the study; returns a sentence where that could not be done."""
         self.in_turn()
-        if self._served is None:
+        if not self._is_changed:
             return None
-        self._served = None
+        self._served, self._is_changed = None, False
         return put_back(self._settings, self._model, self._found)
 
 
@@ -102,6 +105,8 @@ def put_back(settings: Settings, model: str, found: Mapping[str, Any] | None) ->
     clear(settings)
     try:
         triton = servers.connect(settings)
+        if not triton.has_model_control:
+            return None
         if found is None:
             triton.unload(model)
         elif not triton.model_ready(model) or triton.config(model) != found:

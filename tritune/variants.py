@@ -50,7 +50,7 @@ class Variants:
                 folder.mkdir(parents=True)
                 for version in entry.versions:
                     (folder / str(version)).symlink_to(source / str(version))
-                (folder / "config.pbtxt").write_text(_renamed(config, self.name(number)).text)
+                (folder / "config.pbtxt").write_text(renamed(config, self.name(number)).text)
         except OSError as error:
             raise InputError(
                 f"The variants of {self._model} could not be written under {self._settings.variants} "
@@ -105,7 +105,7 @@ def _left(settings: Settings) -> list[Path]:
         return []
 
 
-def _renamed(config: ModelConfig, name: str) -> ModelConfig:
+def renamed(config: ModelConfig, name: str) -> ModelConfig:
     """The same configuration under another name; instances get their names from Triton."""
     message = type(config.message)()
     message.CopyFrom(config.message)

@@ -270,9 +270,9 @@ def run(settings: Settings, *, service: bool = False, idle_exit_s: float = IDLE_
             return False
         with lock:
             store = Store.of(settings)
+            _tidy(settings, store)
             for job_id in store.fail_lost(older_than_s=0.0, reason=LOST):
                 log.warning("job %s was running when its worker ended", job_id)
-                _tidy(settings, store, store.job(job_id))
             is_newest = _work(settings, store, stop, current, service, idle_exit_s)
         # Whoever saw the lock held did not start a worker: look once more after letting it go.
         waiting = not stop.is_set() and any(job.state is JobState.WAITING for job in store.jobs(active=True))
@@ -283,12 +283,17 @@ def run(settings: Settings, *, service: bool = False, idle_exit_s: float = IDLE_
             return True
 
 
-def _tidy(settings: Settings, store: Store, job: Job) -> None:
-    """What a lost worker's study left on the server goes."""
-    if job.kind is JobKind.SWEEP:
-        from tritune import study
+def _tidy(settings: Settings, store: Store) -> None:
+    """What a lost worker's study left on the server goes, before that study counts as ended: a worker that is lost
+    meanwhile leaves it to the next one."""
+    for job in store.jobs([JobKind.SWEEP], active=True):
+        if job.state is JobState.RUNNING and job.home in (None, store.home):
+            from tritune import study
 
-        study.tidy(settings, store, job)
+            try:
+                study.tidy(settings, store, job)
+            except Exception:  # no worker may be kept from working by what another one left
+                log.exception("what job %s left could not be put back", job.id)
 
 
 def _work(

@@ -91,3 +91,17 @@ def test_a_request_that_cannot_be_made_is_refused_before_it_waits_in_line(
     monkeypatch.setattr(servers, "connect", lambda settings: _Serving())
     with pytest.raises(InputError):
         jobs.check_load(settings, plan)
+
+
+def test_a_study_that_waits_or_runs_at_another_installation_is_not_resumed_here(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = Store(settings.database_url, home="there")
+    study = theirs.insert_job(JobKind.SWEEP, {"model": "m"})
+    for state in ("waiting", "running"):
+        with pytest.raises(InputError, match=f"is {state} at another installation, there"):
+            jobs.resume(settings, store, f"s{study}")
+        theirs.claim("their worker")
+    theirs.finish_job(study, "their worker", JobState.INTERRUPTED)
+    assert jobs.resume(settings, store, f"s{study}") == study
+    theirs.close()

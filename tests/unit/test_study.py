@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tritune import model_config, study, study_space, worker
-from tritune.errors import LoadTestError, ServerDownError, TritonRefusedError
+from tritune.errors import InputError, LoadTestError, ServerDownError, ServerError, TritonRefusedError
 from tritune.plan import JobKind, JobState, TrialState
 from tritune.settings import Settings
 from tritune.store import Job, Store, Trial
@@ -34,6 +34,13 @@ class Bench:
         self.fails: Callable[[Trial], Exception | None] = lambda row: None
         self.measured: list[tuple[int, int, str]] = []
         self.put_back = 0
+        self.served: dict[str, Any] | None = None
+        self.server = SimpleNamespace(
+            is_live=lambda: True,
+            has_model_config=True,
+            model_ready=lambda _: self.served is not None,
+            config=lambda _: self.served,
+        )
 
 
 @pytest.fixture
@@ -80,7 +87,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, store: Store) -> Bench:
 
     monkeypatch.setattr(study, "Turns", Turns)
     monkeypatch.setattr(study.trial, "run", run)
-    monkeypatch.setattr(study.servers, "connect", lambda _: SimpleNamespace(is_live=lambda: True))
+    monkeypatch.setattr(study.servers, "connect", lambda _: bench.server)
     return bench
 
 
@@ -251,3 +258,106 @@ def test_optuna_measures_the_baseline_and_some_others_each_round(go: Any, bench:
         chosen = {row.cell.candidate for row in rows(store, job) if row.round == number and row.cell}
         assert 0 in chosen
         assert 1 < len(chosen) < len(delays)
+
+
+def test_a_disk_that_is_nearly_full_interrupts_the_study_and_no_configuration_is_left_out_for_it(
+    go: Any, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        if len(bench.measured) == 3:
+            raise InputError("The disk has 1 MB free.")
+
+    monkeypatch.setattr(study.trial, "check_disk", full)
+    job = go(rounds=2)
+    assert job.state is JobState.INTERRUPTED
+    assert "The disk has 1 MB free. `tritune study resume" in str(job.error)
+    assert {row.state for row in rows(store, job)} == {TrialState.FINISHED, TrialState.WAITING}
+    monkeypatch.setattr(study.trial, "check_disk", lambda *_: None)
+    assert store.requeue_job(job.id)
+    job = go.again()
+    assert job.state is JobState.FINISHED, job.error
+    assert {candidate for number, candidate, _ in bench.measured if number == 2} == {0, 1, 2}
+
+
+def test_a_study_that_failed_at_its_baseline_measures_it_again_when_it_is_resumed(
+    go: Any, bench: Bench, store: Store
+) -> None:
+    bench.fails = lambda row: LoadTestError("Never.") if row.cell and row.cell.candidate == 0 else None
+    job = go(rounds=3)
+    assert job.state is JobState.FAILED
+    bench.fails = lambda row: None
+    assert store.requeue_job(job.id)
+    job = go.again()
+    assert job.state is JobState.FINISHED, job.error
+    for number in range(1, 4):
+        cells = {(row.cell.candidate, row.cell.load) for row in rows(store, job) if row.cell and row.round == number}
+        done = {
+            (row.cell.candidate, row.cell.load)
+            for row in rows(store, job)
+            if row.cell and row.round == number and row.state is TrialState.FINISHED
+        }
+        assert done == cells == {(candidate, load) for candidate in range(3) for load in range(2)}
+
+
+def test_a_server_that_was_stopped_on_purpose_is_not_started_by_the_study(
+    go: Any, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = SimpleNamespace(kind=None, state=study.ServerState.STOPPED)
+    monkeypatch.setattr(study.servers, "status", lambda _: stopped)
+    monkeypatch.setattr(study.servers, "restart", lambda *_, **__: pytest.fail("it was stopped on purpose"))
+    bench.fails = lambda row: ServerDownError("It is gone.") if row.round == 2 else None
+    job = go(rounds=3)
+    assert job.state is JobState.INTERRUPTED
+    assert "was stopped during the study" in str(job.error)
+
+
+def test_a_server_that_cannot_be_started_anew_interrupts_the_study(
+    go: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = SimpleNamespace(kind=study.ServerKind.EMBEDDED, state=study.ServerState.FAILED)
+    monkeypatch.setattr(study.servers, "status", lambda _: dead)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ServerError("Triton did not start: no.")
+
+    monkeypatch.setattr(study.servers, "restart", refuse)
+    bench.fails = lambda row: ServerDownError("It is gone.") if row.round == 2 else None
+    job = go(rounds=3)
+    assert job.state is JobState.INTERRUPTED
+    assert "Triton did not start: no." in str(job.error)
+    assert "tritune study resume" in str(job.error)
+
+
+def test_what_a_tune_in_line_before_it_changed_is_the_baseline(
+    go: Any, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.served = {"name": "m", "max_batch_size": 8}
+    asked: list[Mapping[str, Any]] = []
+
+    def prepare(settings: Settings, plan: StudyPlan, *, note: str) -> tuple[dict[str, Any], list[str]]:
+        payload = dict(store.jobs()[0].payload)
+        asked.append(payload)
+        return {**payload, "found": bench.served, "base_config": CONFIG.replace("16", "8")}, []
+
+    monkeypatch.setattr(study.study_ask, "prepare", prepare)
+    job = go(rounds=1)
+    assert job.state is JobState.FINISHED, job.error
+    assert len(asked) == 1
+    assert job.payload["found"] == bench.served
+    assert [note["code"] for note in job.notes] == ["found_anew"]
+
+
+def test_a_study_that_is_resumed_puts_back_what_it_finds_then(go: Any, bench: Bench, store: Store) -> None:
+    job = go(rounds=1)
+    bench.served = {"name": "m", "max_batch_size": 8}
+    assert store.requeue_job(job.id)
+    again = go.again()
+    assert again.payload == {**job.payload, "found": bench.served}
+    store.note_job(job.id, study.study_ask.NOT_PUT_BACK, "It could not be served again.")
+    bench.served = {"name": "m", "max_batch_size": 4}
+    assert store.requeue_job(job.id)
+    assert go.again().payload == again.payload  # what is served now is the study's own
+
+
+def test_the_largest_seed_is_one(go: Any, bench: Bench) -> None:
+    assert go(rounds=2, seed=2**63 - 1).state is JobState.FINISHED

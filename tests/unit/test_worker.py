@@ -217,3 +217,23 @@ def test_a_worker_of_an_older_program_hands_over_to_a_new_one(settings: Settings
     wait_until(lambda: store.job(job).state is JobState.FAILED)
     assert "No Triton is running" in (store.job(job).error or "")
     assert "the program was updated" not in settings.worker_log.read_text()
+
+
+def test_what_a_lost_study_left_is_put_back_before_it_counts_as_ended_and_keeps_no_worker_from_working(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tritune import study
+
+    lost = store.insert_job(JobKind.SWEEP, {"model": "m"})
+    store.claim("who was lost")
+    seen: list[JobState] = []
+
+    def tidy(*_: Any) -> None:
+        seen.append(store.job(lost).state)
+        raise RuntimeError("nobody thought of this")
+
+    monkeypatch.setattr(study, "tidy", tidy)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert worker.run(settings, idle_exit_s=0.0)
+    assert seen == [JobState.RUNNING]
+    assert store.job(lost).state is JobState.INTERRUPTED

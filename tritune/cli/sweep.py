@@ -95,11 +95,11 @@ def sweep(
         search=search,
         switching=switching,
         stop_early=stop_early,
-        share=share,
+        share=None if share is None else readable(share, "--share"),
         title=None if title is None else readable(title, "--title"),
         request=_request(workers, timeout, shape, int_range, input_data),
     )
-    start, model = _start(name, plan, preset)
+    start, model = _start(None if name is None else readable(name, "The model"), plan, preset)
     asked = options.plan(model, start)
     if write_plan is not None:
         from tritune import study_file
