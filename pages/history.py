@@ -3,13 +3,14 @@
 import streamlit as st
 
 from tritune import ui
-from tritune.ui import history_view, results_view
+from tritune.ui import history_view, import_view, results_view
 
 ui.frame(
     "History", "Every study and load test, also those that failed; notes and labels can be changed, numbers cannot."
 )
 
 with ui.guard():
+    import_view.button()
     if history_view.wants_studies():
         history_view.studies()
         st.stop()

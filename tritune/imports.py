@@ -155,8 +155,8 @@ def _marked(trial: Trial, source: Mapping[str, Any], warning: str, name: str | N
     if measured is not None and all(each["code"] != IMPORTED for each in measured["warnings"]):
         measured = {**measured, "warnings": [*measured["warnings"], {"code": IMPORTED, "message": warning}]}
     first = trial.provenance.get("imported_from") or source
-    model = {"model": name, "plan": replace(trial.plan, model=name)} if name else {}
-    return replace(trial, measurement=measured, provenance={**trial.provenance, "imported_from": first}, **model)
+    marked = replace(trial, measurement=measured, provenance={**trial.provenance, "imported_from": first})
+    return replace(marked, model=name, plan=replace(trial.plan, model=name)) if name else marked
 
 
 # --- others' ----------------------------------------------------------------------------------------------------------

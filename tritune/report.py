@@ -267,12 +267,12 @@ def config_text(document: Document, number: int) -> str | None:
     if found is None:
         return None
     config, trial = found
-    named, finished = study_frames.labels(document)[number], document.get("finished_at") or document["created_at"]
+    named, ended = study_frames.labels(document)[number], document.get("finished_at") or document["created_at"]
     best = document.get("best") or {}
     lines = [
         f"{document['model']}: {named}",
-        f"From Tritune's study {document['study_id']}"
-        f"{' (imported)' if document.get('imported') else ''}, {_when(finished)}, measured on Triton "
+        f"From Tritune's study {document['study_id']} of {document['model']}. It "
+        f"{'was imported and ' if document.get('imported') else ''}ended {_when(ended)}, measured on Triton "
         f"{(trial.get('provenance') or {}).get('triton_version') or 'of unknown version'}.",
         f"Objective: {objective_words(document)}.",
     ]

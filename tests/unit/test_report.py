@@ -128,7 +128,7 @@ def test_the_page_loads_nothing_and_forbids_itself_to() -> None:
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page)
     assert "<link" not in page
     assert "default-src 'none'" in page
-    assert page.count("window.vegaEmbed=") == 1
+    assert len(re.findall(r"window\.vegaEmbed ?= ?", page)) == 1
 
 
 def test_the_page_holds_verdicts_in_words_charts_the_data_and_every_configuration() -> None:
@@ -221,7 +221,7 @@ def test_the_winning_configuration_says_where_it_came_from_and_can_be_read() -> 
     _, document = study()
     text = report.winning_config(document)
     comment = "\n".join(line for line in text.splitlines() if line.startswith("#"))
-    for words in ("s7", "1970-01-01", "Triton 2.51.0", "highest throughput", "The best of 3"):
+    for words in ("s7 of mnist.", "1970-01-01", "Triton 2.51.0", "highest throughput", "The best of 3"):
         assert words in comment
     config = model_config.parse(text)
     assert config.message.name == "mnist"

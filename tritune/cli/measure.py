@@ -298,7 +298,7 @@ def _interval(bounds: Sequence[float] | None) -> str:
 @app.command("compare")
 @verb
 def compare(
-    names: Annotated[list[str], typer.Argument(help="A study (s7), or several studies and trials (t1 t2).")],
+    trials: Annotated[list[str], typer.Argument(help="A study (s7), or several studies and trials (t1 t2).")],
     baseline: Annotated[
         str | None, typer.Option(help="The trial to compare with (default: the first, or the study's).")
     ] = None,
@@ -313,16 +313,16 @@ def compare(
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--html {html.name} must end in .html. `tritune study export` writes other forms.")
     store = Store.of(Settings.from_env())
-    is_of_studies = any(compared.is_study(name) for name in names)
+    is_of_studies = any(compared.is_study(name) for name in trials)
     if is_of_studies or html is not None:
-        job, document = compared.compared(store, names, baseline)
+        job, document = compared.compared(store, trials, baseline)
         if html is not None:
             report.export(job, document, html)
             say(f"{html} is written.")
         if is_of_studies:
             show(document, as_json, "\n".join(study_lines(document)))
             return
-    chosen = [store.trial(trial_id) for trial_id in names]
+    chosen = [store.trial(trial_id) for trial_id in trials]
     comparison = analysis.compare(chosen, store.trial(baseline).trial_id if baseline else chosen[0].trial_id)
     show(
         {"trials": [trial.to_dict() for trial in chosen], **comparison.to_dict()},

@@ -5,15 +5,15 @@ Belongs here: what is asked of the worker, and downloads. Never: what the study 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import streamlit as st
 
-from tritune import model_config, study_frames, study_tables, ui
+from tritune import report, report_html, study_frames, study_tables, ui
 from tritune.plan import Configuration, JobKind, Scalar, TuneChange
-from tritune.store import Trial
+from tritune.report import config_text
+from tritune.store import Trial, study_number
 from tritune.study_frames import Document
 from tritune.ui import results_view, wording
 
@@ -55,15 +55,15 @@ def configurations(study: Document, load: int) -> None:
     if not named:
         return
     best = study["best"]["candidate"] if study["best"] else study_frames.shown_first(study, 1)[0]
+    number = st.selectbox(
+        "Configuration",
+        list(named),
+        index=list(named).index(best),
+        format_func=lambda each: f"{study_tables.mark(stands[each])}{named[each]}",
+        key=f"act_on_{study['study_id']}",
+    )
+    wanted = study_frames.configurations(study)[number]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        number = st.selectbox(
-            "Configuration",
-            list(named),
-            index=list(named).index(best),
-            format_func=lambda each: f"{study_tables.mark(stands[each])}{named[each]}",
-            key=f"act_on_{study['study_id']}",
-        )
-        wanted = study_frames.configurations(study)[number]
         if st.button(
             "Apply this configuration",
             type="primary",
@@ -95,15 +95,23 @@ def configurations(study: Document, load: int) -> None:
 
 
 def downloads(study: Document) -> None:
-    """The whole study as files."""
-    st.download_button(
-        "Download as JSON",
-        lambda: json.dumps(study, indent=1, default=str),
-        f"tritune-{study['study_id']}.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
-    )
+    """The whole study as files, made when they are asked for."""
+    job = ui.store().job(study_number(study["study_id"]))
+    files: Mapping[str, tuple[str, str, Callable[[], str | bytes]]] = {
+        "Report (.html)": ("html", "text/html", lambda: report_html.page(study, report.json_text(job, study))),
+        "Trials (.csv)": ("csv", "text/csv", lambda: report.csv_text(report.trial_rows(study))),
+        "Trials (.parquet)": (
+            "parquet",
+            "application/vnd.apache.parquet",
+            lambda: report.parquet_bytes(report.trial_rows(study)),
+        ),
+        "All of it (.json)": ("json", "application/json", lambda: report.json_text(job, study)),
+    }
+    with st.popover("Download", icon=":material/download:"):
+        for label, (ending, kind, made) in files.items():
+            name = f"tritune-{study['study_id']}.{ending}"
+            st.download_button(label, made, name, kind, on_click="ignore", width="stretch", key=f"download_{ending}")
+        st.caption("The report opens without a network. JSON can be imported on the history page of any Tritune.")
 
 
 def _hindrance(model: str) -> str | None:
@@ -136,25 +144,3 @@ def full_change(wanted: Configuration, written: Configuration) -> TuneChange:
         max_queue_delay_microseconds=wanted.max_queue_delay_microseconds,
         **same,
     )
-
-
-def config_text(study: Document, number: int) -> str | None:
-    """config.pbtxt of a configuration as the server served it, with a comment that says where it comes from."""
-    served = next(
-        (
-            trial["served_config"]
-            for trial in reversed(study["trials"])
-            if trial.get("served_config") and (trial.get("cell") or {}).get("candidate") == number
-        ),
-        None,
-    )
-    if served is None:
-        return None
-    text = model_config.from_served({**served, "name": study["model"]}).text
-    named = study_frames.labels(study)[number]
-    lines = [f"# {named}", f"# From Tritune's study {study['study_id']} of {study['model']}."]
-    lines += [
-        f"# {row['Load']}, against the baseline: throughput {row['Throughput']}, P99 {row['P99']}: {row['Verdict']}."
-        for row in study_tables.verdict_table(study, number=number)
-    ]
-    return "\n".join(lines) + f"\n{text}"
