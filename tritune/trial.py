@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import platform
+import math
 import shutil
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import tritune
 from loadgen import child as generator
 from loadgen import samples as sample_files
 from loadgen.payload import payloads
@@ -37,10 +33,12 @@ from tritune.errors import (
 )
 from tritune.load_plan import GeneratorPlan, LoadPlan
 from tritune.plan import Configuration, JobState, Signature, TrialState
+from tritune.provenance import provenance_of
 from tritune.repository import ModelRepository
 from tritune.settings import Settings
 from tritune.store import Job, Store
 from tritune.triton import ModelStatistics, Triton
+from tritune.triton_statistics import GpuReading, gpu_document
 
 POLL_S = 0.1
 SERVER_GONE_AFTER_S = 2.0
@@ -82,6 +80,31 @@ class _Edge:
     statistics: ModelStatistics | None
     cpu_ns: int
     processes: int
+
+
+class _Gpus:
+    """What the server's metrics say of its GPUs, second by second inside the window."""
+
+    def __init__(self, triton: Triton) -> None:
+        self._triton = triton
+        self._looked_at = -math.inf
+        self._has_none = False
+        self._readings: list[tuple[float, Sequence[GpuReading] | None]] = []
+
+    def look(self, window: tuple[int, int] | None) -> None:
+        """Read once a second; a server without GPUs is asked once."""
+        now = time.monotonic()
+        if window is None or self._has_none or now - self._looked_at < 1.0:
+            return
+        if window[0] <= time.monotonic_ns() <= window[1]:
+            self._looked_at = now
+            found = self._triton.gpu()
+            self._has_none = found is None and not self._readings
+            self._readings.append((now - window[0] / 1e9, found))
+
+    def document(self) -> dict[str, Any] | None:
+        """What is kept with the trial; None: not available."""
+        return gpu_document(self._readings)
 
 
 def check_model(settings: Settings, triton: Triton, plan: LoadPlan) -> None:
@@ -162,11 +185,12 @@ def run(
     else:
         trial_id = row.trial_id
     folder = settings.trials / trial_id
-    provenance = _provenance(settings, triton, repository, plan.model, served_config)
+    provenance = provenance_of(settings, triton, repository, plan.model, served_as, served_config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         on_wire = replace(plan, model=served_as)
-        measured, outcome = _measure(context, triton, on_wire, signature, folder, trial_id, asked, served)
+        gpus = _Gpus(triton)
+        measured, outcome = _measure(context, triton, on_wire, signature, folder, trial_id, asked, served, gpus)
         (folder / "served_config.json").write_text(json.dumps(served_config, indent=1))
     except Cancelled as cancelled:
         _give_up(store, trial_id, folder, TrialState.CANCELLED, provenance, None)
@@ -179,7 +203,8 @@ def run(
         _give_up(store, trial_id, folder, TrialState.FAILED, provenance, "The trial ended unexpectedly.")
         raise
     provenance["generator_versions"] = dict(outcome.versions)
-    store.finish_trial(trial_id, TrialState.FINISHED, measurement=measured.to_dict(), provenance=provenance)
+    document = {**measured.to_dict(), "gpu": gpus.document()}
+    store.finish_trial(trial_id, TrialState.FINISHED, measurement=document, provenance=provenance)
     return {"trial_id": trial_id}
 
 
@@ -192,10 +217,11 @@ def _measure(
     trial_id: str,
     asked: Configuration | None,
     served: Configuration | None,
+    gpus: _Gpus,
 ) -> tuple[measurement.Measurement, generator.Outcome]:
     running = generator.start(GeneratorPlan(plan, triton.endpoints, signature), folder)
     try:
-        first, last = _watch(context, triton, plan, running, trial_id)
+        first, last = _watch(context, triton, plan, running, trial_id, gpus)
     except BaseException:
         running.cancel()
         raise
@@ -228,7 +254,7 @@ def _measure(
 
 
 def _watch(
-    context: Context, triton: Triton, plan: LoadPlan, running: generator.Child, trial_id: str
+    context: Context, triton: Triton, plan: LoadPlan, running: generator.Child, trial_id: str, gpus: _Gpus
 ) -> tuple[_Edge, _Edge]:
     """Follow the generator to its end; returns what was read at the window's edges."""
     watch = _ServerWatch(triton)
@@ -250,6 +276,7 @@ def _watch(
         if window is not None and last is None and now >= window[1]:
             last = _edge(triton, plan.model, running)
         _report(context, running, plan, trial_id)
+        gpus.look(window)
         watch.check()
         context.ended.wait(_pause_s(window, first, last))
     running.outcome()
@@ -361,61 +388,3 @@ def _asked(repository: ModelRepository, model: str) -> Configuration | None:
     except InputError:
         return None
     return None
-
-
-def _provenance(
-    settings: Settings,
-    triton: Triton,
-    repository: ModelRepository,
-    model: str,
-    served_config: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    metadata = triton.server_metadata()
-    status = servers.status(settings)
-    versions = repository.entry(model).versions if model in {m.name for m in repository.models()} else ()
-    return {
-        "served_config": served_config,
-        "model_version": max(versions) if versions else None,
-        "model_sha256": repository.model_hash(model, max(versions)) if versions else None,
-        "server_kind": str(status.kind) if status.kind else None,
-        "server_http": triton.endpoints.http,
-        "triton_version": metadata.get("version"),
-        "machine": machine(),
-        "tritune_version": tritune.__version__,
-        "git_commit": git_commit(settings.root),
-    }
-
-
-@lru_cache(maxsize=1)
-def machine() -> dict[str, Any]:
-    """What the load test ran on: processor, cores, memory, system."""
-    name = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        memory = 0
-    return {
-        "cpu": name,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(memory / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
-
-
-@lru_cache(maxsize=4)
-def git_commit(root: Path) -> str | None:
-    """The commit of this checkout, with `+` where files differ from it; None outside a checkout."""
-    try:
-        git = ["git", "-C", str(root)]
-        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=5)
-        if commit.returncode:
-            return None
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "")

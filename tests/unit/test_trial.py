@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from tritune.load_plan import LoadPlan
 from tritune.plan import Endpoints, JobKind, JobState, Signature, TensorSpec, TrialState
 from tritune.settings import Settings
 from tritune.store import Store
+from tritune.triton_statistics import GpuReading
 
 PLAN = LoadPlan("m", concurrency=1)
 SIGNATURE = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),), 8)
@@ -42,6 +44,8 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
     )
     triton = SimpleNamespace(
         endpoints=Endpoints("127.0.0.1:1"),
+        versions=lambda _: (),
+        gpu=lambda: None,
         has_model_config=False,
         model_ready=lambda name: True,
         signature=lambda name: SIGNATURE,
@@ -74,3 +78,30 @@ def test_a_plan_of_which_no_request_can_be_made_is_refused_before_a_trial_is_rec
     with pytest.raises(InputError, match=r"batch=9 .*8"):
         trial.run(context, LoadPlan("m", concurrency=1, batch=9), labels={}, note="")
     assert context.store.trials() == ()
+
+
+def test_gpus_are_read_once_a_second_inside_the_window_and_a_server_without_is_asked_once() -> None:
+    reading = GpuReading("GPU-1", utilization=0.5, memory_used_bytes=1e9)
+    asked: list[int] = []
+
+    def gpu(found: Any) -> Any:
+        asked.append(1)
+        return found
+
+    now = time.monotonic_ns()
+    window = (now - 10**9, now + 10**10)
+    with_gpu = trial._Gpus(SimpleNamespace(gpu=lambda: gpu((reading,))))  # type: ignore[arg-type]
+    with_gpu.look(None)
+    with_gpu.look((now + 10**10, now + 2 * 10**10))
+    for _ in range(5):
+        with_gpu.look(window)
+    document = with_gpu.document()
+    assert document is not None
+    assert [(point["uuid"], point["utilization"]) for point in document["series"]] == [("GPU-1", 0.5)]
+    assert len(asked) == 1
+    without = trial._Gpus(SimpleNamespace(gpu=lambda: gpu(None)))  # type: ignore[arg-type]
+    without.look(window)
+    without._looked_at = 0.0
+    without.look(window)
+    assert without.document() is None
+    assert len(asked) == 2

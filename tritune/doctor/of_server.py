@@ -73,10 +73,11 @@ def _failed(settings: Settings, status: ServerStatus) -> Report:
         return Report((found,))
     log = of_log.text(servers.logs(settings, LOG_LINES), "the server's log")
     named = [found for found in log.findings if found.finding.code != "unknown_error"]
+    again = {"kind": str(status.kind), "port_base": None, "image": status.image, "gpus": status.gpus}
     cause = "Its log names the cause, which is told below." if named else "Its log names no cause that is known here."
     found = _found(
         "server_failed", "error", reason, cause, "Mend what the log names, and start it again: `tritune server start`.",
-        remedy=Remedy("Start it again", job=Job(JobKind.SERVER_START, {"kind": str(status.kind), "port_base": None})),
+        remedy=Remedy("Start it again", job=Job(JobKind.SERVER_START, again)),
     )  # fmt: skip
     return Report((found, *log.findings))
 

@@ -143,7 +143,7 @@ def restart(settings: Settings, *, progress: Progress | None = None) -> ServerSt
     if known is None:
         return start(settings, progress=progress)
     port_base = int(known.endpoints.http.rpartition(":")[2])
-    return start(settings, known.kind, port_base=port_base, progress=progress)
+    return start(settings, known.kind, image=known.image, gpus=known.gpus, port_base=port_base, progress=progress)
 
 
 def attach(

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from tritune import frames, p99_limit, ui
+from tritune import frames, gpu_chart, p99_limit, ui
 from tritune.load_plan import describe_load
 from tritune.store import Trial
 from tritune.ui import wording
@@ -61,6 +61,11 @@ def result(trial: Trial) -> None:
         _metric("Average batch", average, "" if server else "the server gives no statistics")
     for warning in found.get("warnings", ()):
         st.warning(wording.plain(warning["message"]), title=words(warning["code"]), icon=":material/warning:")
+    if gpu := found.get("gpu"):
+        series = pd.DataFrame(gpu["series"])
+        left, right = st.columns(2, gap="medium")
+        left.altair_chart(gpu_chart.gpu_utilization(series))
+        right.altair_chart(gpu_chart.gpu_memory(series))
     with st.expander("All numbers"):
         st.table(_details(found), border="horizontal", width="content", alt="All numbers of this load test")
 
@@ -103,6 +108,8 @@ def _details(found: Mapping[str, Any]) -> dict[str, str]:
         rows["Server time a request"] = ", ".join(parts)
         sizes = sorted(server.get("batch_sizes", {}).items(), key=lambda item: int(item[0]))
         rows["Batches executed"] = ", ".join(f"{count:,} of {size}" for size, count in sizes) or "–"
+    if not found.get("gpu"):
+        rows["GPU"] = "not available"
     rows["Window"] = wording.figure(found.get("window_s"), "s")
     return {name: wording.plain(text) for name, text in rows.items()}
 
