@@ -1,21 +1,19 @@
 """A study as files that others can open: CSV, Parquet, JSON, config.pbtxt; HTML is report_html's.
 
-Belongs here: rows, the JSON from which `study import` restores a study, configurations with where they come from,
-writing a file whole or not at all. Never: what the study found (study_result), marks (study_charts), the store.
+Belongs here: rows, the JSON from which `study import` restores a study, configurations with where they come from.
+Never: files (exports), what the study found (study_result), marks (study_charts), the store.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tritune import __version__, model_config, spectrum, study_frames, study_tables
-from tritune.errors import InputError, LoadTestError, StoreError
+from tritune.errors import InputError, LoadTestError
 from tritune.plan import TuneChange
 from tritune.settings import Settings
 from tritune.store import Job
@@ -32,50 +30,10 @@ if TYPE_CHECKING:
 
 FORMAT = "tritune-study"
 FORMAT_VERSION = 1
-ENDINGS = (".html", ".htm", ".csv", ".parquet", ".json", ".pbtxt")
 _EMBEDDED_RUNTIME = "model.py"
 """What the embedded server fills in for its own backend; no other server could load it."""
 _HEADLINE = ("p99", "p999")
 _PLAIN = ("p50", "p90", "p95", "mean", "max", "service_p50", "service_p99")
-
-
-def export(job: Job, document: Document, to: Path, *, windows: pd.DataFrame | None = None) -> None:
-    """Write a study in the form that the file's ending names; `windows` takes the place of the rows of trials.
-
-    Raises InputError for an ending that is not known and StoreError where the file cannot be written.
-    """
-    ending = to.suffix.lower()
-    if ending not in ENDINGS:
-        raise InputError(f"{to.name} has no ending that says what to write. Use one of {', '.join(ENDINGS)}.")
-    if windows is not None and ending not in (".csv", ".parquet"):
-        raise InputError(f"Windows are rows, so they cannot become {to.name}. Use .csv or .parquet.")
-    if ending in (".csv", ".parquet"):
-        table = trial_rows(document) if windows is None else windows
-        write(to, csv_text(table).encode() if ending == ".csv" else parquet_bytes(table))
-    elif ending == ".json":
-        write(to, json_text(job, document).encode())
-    elif ending == ".pbtxt":
-        write(to, winning_config(document).encode())
-    else:
-        from tritune import report_html
-
-        write(to, report_html.page(document, json_text(job, document)).encode())
-
-
-def write(to: Path, data: bytes) -> None:
-    """The file with all of it, or as it was before. Raises StoreError."""
-    part = to.with_name(f".{to.name}.{os.getpid()}.part")
-    try:
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(to)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise StoreError(
-            f"{to} could not be written ({error.strerror or error}). Choose a folder that exists and has room."
-        ) from error
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

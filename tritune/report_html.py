@@ -155,7 +155,11 @@ def _result(document: Document) -> str:
             ("P99 latency", *_figure(p99, "ms")),
             ("Average batch", significant(cell["average_batch"]), "formed at the server"),
         ]
-        others = [f"{each['label']} ({describe_load(each['load'])})" for each in best["indistinguishable"]]
+        elsewhere = {each["load_number"] for each in best["indistinguishable"]} - {best["load_number"]}
+        others = [
+            each["label"] + (f" ({describe_load(each['load'])})" if elsewhere else "")
+            for each in best["indistinguishable"]
+        ]
         lines = [f"Objective: {report.objective_words(document)}. Measured with {describe_load(best['load'])}."]
         lines += [f"Cannot be told from it: {'; '.join(others)}."] if others else []
         lines += [text for text in (best.get("doubt"), document.get("stopped")) if text]

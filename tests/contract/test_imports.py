@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tritune import compared, imports, report, study_result
+from tritune import compared, exports, imports, study_result
 from tritune.errors import InputError, StoreError
 from tritune.load_plan import LoadPlan
 from tritune.plan import Configuration, JobKind, JobState, TrialState
@@ -76,7 +76,7 @@ def measured(store: Store, *, last: TrialState = TrialState.FINISHED) -> int:
 def exported(store: Store, job: int, to: Path) -> dict[str, object]:
     trials = store.trials(study_id=f"s{job}", limit=1000)
     document = study_result.document(store.job(job), trials)
-    report.export(store.job(job), document, to)
+    exports.export(store.job(job), document, to)
     return document
 
 
@@ -151,7 +151,7 @@ def test_a_study_and_an_import_are_compared_without_a_verdict(settings: Settings
     asked, document = compared.compared(store, [f"s{job}", other])
     assert len(document["candidates"]) == 6
     assert {row["verdict"] for row in document["comparisons"]} == {"not measured"}
-    report.export(asked, document, tmp_path / "both.html")
+    exports.export(asked, document, tmp_path / "both.html")
     assert "delay 4000 µs" in (tmp_path / "both.html").read_text()
 
 

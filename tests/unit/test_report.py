@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from loadgen.samples import Samples
-from tritune import model_config, report, report_html, study_result
+from tritune import exports, model_config, report, report_html, study_result
 from tritune.errors import InputError, StoreError
 from tritune.load_plan import LoadPlan
 from tritune.plan import Configuration, JobKind, JobState, TrialState, TuneChange
@@ -187,7 +187,7 @@ def test_a_trial_is_one_row_with_flat_configuration_load_and_intervals() -> None
 def test_parquet_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
     job, document = study()
     for ending in (".csv", ".parquet"):
-        report.export(job, document, tmp_path / f"study{ending}")
+        exports.export(job, document, tmp_path / f"study{ending}")
     csv, parquet = pd.read_csv(tmp_path / "study.csv"), pd.read_parquet(tmp_path / "study.parquet")
     assert list(csv.columns) == list(parquet.columns)
     assert csv["throughput_ips"].to_numpy() == pytest.approx(parquet["throughput_ips"].to_numpy())
@@ -264,21 +264,21 @@ def test_without_a_best_configuration_there_is_no_winning_one() -> None:
 def test_an_ending_says_what_is_written(tmp_path: Path) -> None:
     job, document = study()
     with pytest.raises(InputError, match=r"no ending that says what to write"):
-        report.export(job, document, tmp_path / "study.txt")
+        exports.export(job, document, tmp_path / "study.txt")
     with pytest.raises(InputError, match=r"Windows are rows"):
-        report.export(job, document, tmp_path / "study.json", windows=pd.DataFrame())
+        exports.export(job, document, tmp_path / "study.json", windows=pd.DataFrame())
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_cannot_be_written_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     job, document = study()
     with pytest.raises(StoreError, match="could not be written"):
-        report.export(job, document, tmp_path / "missing" / "study.json")
+        exports.export(job, document, tmp_path / "missing" / "study.json")
     assert not list(tmp_path.iterdir())
 
 
 def test_json_has_no_nan(tmp_path: Path) -> None:
     job, document = study()
     document["trials"][0]["latency_ms"]["mean"] = float("nan")
-    report.export(job, document, tmp_path / "study.json")
+    exports.export(job, document, tmp_path / "study.json")
     assert json.loads((tmp_path / "study.json").read_text())["study"]["trials"][0]["latency_ms"]["mean"] is None

@@ -1,6 +1,6 @@
 """`tritune study export`, `study import`: a study as a file for others, and others' files as a study.
 
-Belongs here: options, printing. Never: formats (report, report_html, imports).
+Belongs here: options, printing. Never: formats (exports, imports).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def study_export(
     as_json: Json = False,
 ) -> None:
     """Write a study as one file: an HTML report, tables, all of it as JSON, or the winning config.pbtxt."""
-    from tritune import report, study_result
+    from tritune import exports, report, study_result
     from tritune.store import Store, study_number
 
     settings = Settings.from_env()
@@ -39,7 +39,7 @@ def study_export(
     job = store.job(study_number(study_id))
     document = study_result.document(job, store.trials(study_id=f"s{job.id}", limit=MAX_ROWS))
     rows = report.window_rows(document, lambda trial_id: report.kept(settings, trial_id)) if windows else None
-    report.export(job, document, to, windows=rows)
+    exports.export(job, document, to, windows=rows)
     size = to.stat().st_size
     show(
         {"study_id": document["study_id"], "file": str(to), "bytes": size},

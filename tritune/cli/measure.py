@@ -306,7 +306,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare trials or studies with a baseline, ratio by ratio; verdicts within one study only."""
-    from tritune import analysis, compared, report
+    from tritune import analysis, compared
     from tritune.cli.study import study_lines
     from tritune.store import Store
 
@@ -317,7 +317,9 @@ def compare(
     if is_of_studies or html is not None:
         job, document = compared.compared(store, trials, baseline)
         if html is not None:
-            report.export(job, document, html)
+            from tritune import exports
+
+            exports.export(job, document, html)
             say(f"{html} is written.")
         if is_of_studies:
             show(document, as_json, "\n".join(study_lines(document)))
