@@ -28,7 +28,7 @@ with ui.guard():
         load, shown = study_view.filters(study)
         study_actions.configurations(study, load)
         study_sections.verdicts(study, load)
-        study_sections.overview(study, shown)
+        study_sections.overview(study, load, shown)
         study_sections.knobs(study, load)
         study_sections.time_and_batches(study, load, shown)
         study_sections.batching(study, load)

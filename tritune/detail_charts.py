@@ -173,7 +173,7 @@ def _over_time(steps: pd.DataFrame, field: str, title: str, unit: str, color: st
     )
     return finish(
         alt.layer(base.mark_line(color=color, strokeWidth=2), base.mark_point(color=color, filled=True, size=40)),
-        f"{title} second by second, {unit}, {name}",
+        f"{title} by second, {unit}",
         f"Line chart of {title.lower()} in {unit} in every second of {name}. {span}",
         height=200,
     )

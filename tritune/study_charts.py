@@ -85,11 +85,11 @@ def frontier(cells: pd.DataFrame, limit_ms: float | None, least_ips: float | Non
     x = alt.X(
         "throughput_ips:Q",
         title="Throughput, inferences/s",
-        scale=alt.Scale(zero=False, padding=28),
+        scale=alt.Scale(zero=False, nice=False, padding=36),
         axis=alt.Axis(format=",~f", tickCount=5),
     )
     y = _log_y("p99_ms", "P99 latency, ms (logarithmic)")
-    base = alt.Chart(drawn)
+    base = alt.Chart(drawn.assign(size=[STANDS[stands][2] for stands in drawn["standing"]]))
     faint = alt.condition(f"indexof({[BEST, EQUAL, BASELINE]}, datum.standing) >= 0", alt.value(1), alt.value(0.4))
     color = _standing(drawn, "color")
     best = drawn[drawn["on_frontier"]].sort_values(["load", "throughput_ips"])
@@ -110,12 +110,12 @@ def frontier(cells: pd.DataFrame, limit_ms: float | None, least_ips: float | Non
             y=y,
             color=color,
             shape=_standing(drawn, "shape"),
-            size=_standing(drawn, "size"),
+            size=alt.Size("size:Q", scale=None, legend=None),
             opacity=faint,
             tooltip=_tooltip("load_words", "rounds", "standing"),
         ),
         alt.Chart(ends)
-        .mark_text(align="right", dx=-8, dy=-11, fontSize=12, fontWeight="bold", color=NO_COLOR)
+        .mark_text(align="center", dy=-20, fontSize=12, fontWeight="bold", color=NO_COLOR)
         .encode(x=x, y=y, text="load_words:N"),
     ]
     told = "; ".join(
@@ -128,7 +128,7 @@ def frontier(cells: pd.DataFrame, limit_ms: float | None, least_ips: float | Non
     limits += [f"at least {least_ips:g} inferences/s"] if least_ips else []
     return finish(
         alt.layer(*layers),
-        "Throughput against P99 latency, each load's frontier",
+        "Throughput against P99 latency",
         f"Scatter plot of throughput in inferences per second against P99 latency in ms with 95 % intervals, "
         f"{len(drawn)} cells. {'Objective: ' + ' and '.join(limits) + '. ' if limits else ''}"
         f"{winners + '. ' if winners else ''}On the frontier: {told or 'nothing yet'}.",
@@ -193,7 +193,7 @@ def heat_map(
     told = "; ".join(f"{row.across} and {row.down}: {row.text}" for row in drawn.itertuples(index=False))
     return finish(
         alt.layer(*layers).resolve_scale(color="independent"),
-        f"{title} by two knobs, {unit}, {load}",
+        f"{title}, {unit}, {load}",
         f"Heat map of {title.lower()} in {unit} under {load} by {across[0]} (across) and {down[0]} (down); darker is "
         f"better. {told or 'Nothing was measured yet'}.",
         height=46 * max(len(down[1]), 1),
@@ -221,7 +221,7 @@ def ratios(verdicts: pd.DataFrame, load: str) -> Chart:
     ]
     x = alt.X(
         "ratio:Q",
-        title=f"{title} against the baseline, with 95 % intervals (logarithmic)",
+        title="Change, with 95 % intervals",
         scale=alt.Scale(type="log", nice=False, padding=16),
         axis=alt.Axis(labelExpr=_CHANGE, tickCount=5, labelOverlap=True),
     )
@@ -305,11 +305,10 @@ def drift(table: pd.DataFrame) -> Chart:
     """Each round's first cell measured again at its end, as a change: what the machine did meanwhile."""
     metrics = list(table["metric"].unique())
     chosen = [PART_COLORS[2], PART_COLORS[0]][: len(metrics)]
-    scale = {"domain": metrics}
     legend = alt.Legend(orient="bottom", direction="horizontal", symbolSize=120)
-    color = alt.Color("metric:N", title=None, scale=alt.Scale(**scale, range=chosen), legend=legend)
+    color = alt.Color("metric:N", title=None, scale=alt.Scale(domain=metrics, range=chosen), legend=legend)
     shape = alt.Shape(
-        "metric:N", title=None, scale=alt.Scale(**scale, range=list(SHAPES[: len(metrics)])), legend=legend
+        "metric:N", title=None, scale=alt.Scale(domain=metrics, range=list(SHAPES[: len(metrics)])), legend=legend
     )
     x = alt.X("round:O", title="Round", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     y = alt.Y(
@@ -356,12 +355,12 @@ def _log_y(field: str, title: str) -> alt.Y:
 
 
 def _standing(table: pd.DataFrame, channel: str) -> Any:
-    """Colour, shape or size by what a configuration is in the result."""
-    place = ("color", "shape", "size").index(channel)
+    """Colour or shape by what a configuration is in the result."""
+    place = ("color", "shape").index(channel)
     present = [name for name in STANDS if name in set(table["standing"])]
     scale = alt.Scale(domain=present, range=[STANDS[name][place] for name in present])
-    legend = alt.Legend(orient="bottom", direction="horizontal", columns=2, symbolStrokeWidth=1)
-    kind = (alt.Color, alt.Shape, alt.Size)[place]
+    legend = alt.Legend(orient="bottom", direction="horizontal", columns=2, symbolSize=130, symbolStrokeWidth=1)
+    kind = (alt.Color, alt.Shape)[place]
     return kind("standing:N", title=None, sort=None, scale=scale, legend=legend)
 
 

@@ -155,8 +155,9 @@ def cell_frame(document: Document) -> pd.DataFrame:
 
 
 def _estimate(name: str, unit: str, found: Document | None) -> dict[str, float | None]:
-    low, high = (found and found.get("ci95")) or (None, None)
-    return {f"{name}_{unit}": found and found["value"], f"{name}_low": low, f"{name}_high": high}
+    value, bounds = (found["value"], found.get("ci95")) if found else (None, None)
+    low, high = bounds or (None, None)
+    return {f"{name}_{unit}": value, f"{name}_low": low, f"{name}_high": high}
 
 
 def _level(plan: Document) -> float:
@@ -304,8 +305,8 @@ def server_time_frame(document: Document, load: int, numbers: Iterable[int]) -> 
 
 
 def _weighted(trials: Sequence[Document], values: Sequence[float]) -> float:
-    weights = [max(1, trial["requests"].get("ok", 1)) for trial in trials]
-    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / max(1, sum(weights))
+    weights = [max(1.0, float(trial["requests"].get("ok", 1))) for trial in trials]
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / max(1.0, sum(weights))
 
 
 def batch_size_frame(document: Document, load: int, numbers: Iterable[int]) -> pd.DataFrame:

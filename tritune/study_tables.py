@@ -64,12 +64,12 @@ def verdict_table(document: Document, *, number: int | None = None) -> list[dict
                 "Configuration": named[candidate],
                 "Load": words[at],
                 "Verdict": each["verdict"],
+                "To settle it": f"about {more} more round{'s' if more != 1 else ''}" if more else "–",
                 "Throughput": change_words(each["throughput_ratio"]),
                 "P99": change_words(each["p99_ratio"]),
+                "Place": MARKS.get(stands[at][candidate], ""),
                 "About": "throughput" if each["metric"] == "throughput_ips" else "P99",
                 "Rounds": each["rounds"],
-                "To settle it": f"about {more} more round{'s' if more != 1 else ''}" if more else "–",
-                "Place": MARKS.get(stands[at][candidate], ""),
             }
         )
     return rows
@@ -97,6 +97,21 @@ def batching_table(document: Document, load: int) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def reasons(rows: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """The reasons of `batching_table` with the configurations that each is about."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row["Reason"]:
+            found.setdefault(row["Reason"], []).append(row["Configuration"])
+    return found
+
+
+def several(names: Sequence[str], most: int = 5) -> str:
+    """`a; b; c and 4 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return "; ".join(names[:most]) + more
 
 
 def batching_words(configuration: Configuration) -> str:

@@ -364,6 +364,8 @@ def test_batching_is_shown_as_asked_in_effect_and_formed_with_the_reason() -> No
     assert loaded[2]["In effect"] == "any size within 100 µs, at most 32"
     assert loaded[2]["Formed"] == "average 4.20, largest 8, 95 % merged"
     assert loaded[2]["Reason"] == ""
+    assert list(study_tables.reasons(rows).values())[-1] == [rows[10]["Configuration"], rows[11]["Configuration"]]
+    assert study_tables.several(["a", "b", "c"], 2) == "a; b and 1 more"
 
 
 def test_progress_says_what_is_measured_what_runs_and_what_is_left_out() -> None:

@@ -33,7 +33,7 @@ def wants_studies() -> bool:
         list(kinds),
         default=asked if asked in kinds else "load_tests",
         required=True,
-        format_func=kinds.get,
+        format_func=kinds.__getitem__,
         key="history_kind",
         label_visibility="collapsed",
     )

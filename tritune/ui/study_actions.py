@@ -11,7 +11,8 @@ from typing import Any
 import streamlit as st
 
 from tritune import report, report_html, study_frames, study_tables, ui
-from tritune.plan import Configuration, JobKind, Scalar, TuneChange
+from tritune.knobs import Scalar
+from tritune.plan import Configuration, JobKind, TuneChange
 from tritune.report import config_text
 from tritune.store import Trial, study_number
 from tritune.study_frames import Document
@@ -64,12 +65,15 @@ def configurations(study: Document, load: int) -> None:
     )
     wanted = study_frames.configurations(study)[number]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        if st.button(
-            "Apply this configuration",
-            type="primary",
-            icon=":material/published_with_changes:",
-            disabled=wanted is None or _hindrance(study["model"]) is not None,
-            help="Writes config.pbtxt, reloads the model and verifies what the server serves then.",
+        if (
+            st.button(
+                "Apply this configuration",
+                type="primary",
+                icon=":material/published_with_changes:",
+                disabled=wanted is None or _hindrance(study["model"]) is not None,
+                help="Writes config.pbtxt, reloads the model and verifies what the server serves then.",
+            )
+            and wanted is not None
         ):
             change = full_change(wanted, _written(study["model"]))
             ui.submit(

@@ -63,24 +63,28 @@ def verdicts(study: Document, load: int) -> None:
             st.markdown(f"- {wording.plain(line)}")
 
 
-def overview(study: Document, shown: Sequence[int]) -> None:
-    """Throughput against P99 for all, and P99 at each offered load."""
+def overview(study: Document, load: int, shown: Sequence[int]) -> None:
+    """Throughput against P99 for all, under every load or one; and P99 at each offered load."""
     cells = study_frames.cell_frame(study)
     limit_ms, least_ips = objective(study)
 
-    def by_load() -> None:
-        found = study_frames.series(study)
-        widest = max(found, key=lambda same: len(found[same]))
-        same = widest
-        if len(found) > 1:
-            same = st.selectbox("Loads", list(found), index=list(found).index(widest), key="study_series")
+    st.subheader("Throughput and latency")
+    words = study_frames.load_words(study)
+    if len(words) > 1:
+        which = one_of("Frontier of", "frontier", {"all": "all loads", "one": words[load]}, "all")
+        part = cells if which == "all" else cells[cells["load"] == load]
+    else:
+        part = cells
+    draw(study_charts.frontier(part, limit_ms, least_ips))
+    found = study_frames.series(study)
+    same = max(found, key=lambda each: len(found[each]))
+    if len(found) > 1:
+        same = st.selectbox("Loads", list(found), index=list(found).index(same), key="study_series")
+    if len(found[same]) > 1:
         few = [study_frames.name_of(number) for number in shown]
         unit = "clients" if ", clients" in same else "requests/s"
         part = cells[cells["load"].isin(found[same])]
         draw(study_charts.p99_by_load(part, few, colors(study, shown), unit=unit, limit_ms=limit_ms))
-
-    st.subheader("Throughput and latency")
-    pair(lambda: draw(study_charts.frontier(cells, limit_ms, least_ips)), by_load)
 
 
 def knobs(study: Document, load: int) -> None:
@@ -124,10 +128,12 @@ def batching(study: Document, load: int) -> None:
         "Configuration": st.column_config.TextColumn(pinned=True),
         "In effect": st.column_config.TextColumn(help="What the server said that it serves, while it was measured"),
         "Formed": st.column_config.TextColumn(help="Merged: the share of inferences in batches of several requests"),
-        "Reason": st.column_config.TextColumn("Why they disagree", width="large"),
     }
     rows = study_tables.batching_table(study, load)
-    st.dataframe(rows, hide_index=True, column_config=columns, alt="Batching as asked, in effect and formed")
+    facts = [{name: text for name, text in row.items() if name != "Reason"} for row in rows]
+    st.dataframe(facts, hide_index=True, column_config=columns, alt="Batching as asked, in effect and formed")
+    for reason, names in study_tables.reasons(rows).items():
+        st.markdown(f"- {wording.plain(reason)} :gray[({wording.plain(study_tables.several(names, 3))})]")
 
 
 def distribution(study: Document, load: int, shown: Sequence[int]) -> None:
@@ -152,7 +158,7 @@ def distribution(study: Document, load: int, shown: Sequence[int]) -> None:
         "Second by second",
         names,
         index=names.index(asked) if asked in names else 0,
-        format_func=texts.get,
+        format_func=texts.__getitem__,
         key=f"study_trial_{'_'.join(names)}",
     )
     st.query_params["trial"] = chosen

@@ -29,7 +29,7 @@ from tritune.ui import wording
 
 ALL_TRIALS = 1_000_000
 LOAD_TESTS = "Load tests"
-MINE = ("study", "load", "show", "x", "y", "of", "trial")
+MINE = ("study", "load", "show", "x", "y", "of", "frontier", "trial")
 """What a study writes into the URL."""
 MOST_SHOWN = 8
 
@@ -149,7 +149,7 @@ def best(study: Document) -> None:
         words = study_frames.load_words(study)
         where = {number: f" ({text})" if len(words) > 1 else "" for number, text in words.items()}
         named = [each["label"] + where[each["load_number"]] for each in others]
-        lines.append(wording.plain(f"Cannot be told from it: {'; '.join(named)}."))
+        lines.append(wording.plain(f"Cannot be told from it: {study_tables.several(named)}."))
     if found.get("doubt"):
         lines.append(wording.plain(found["doubt"]))
     if study.get("stopped"):
@@ -200,14 +200,16 @@ def filters(study: Document) -> tuple[int, list[int]]:
 def one_of(label: str, name: str, options: Mapping[str, str], first: str, *, where: Any = st) -> str:
     """One of a few options (value → words), kept in the URL under `name`."""
     kept = st.query_params.get(name)
-    default = kept if kept in options else first
+    default = kept if kept is not None and kept in options else first
     key = f"study_{name}_{'_'.join(options)}"
     if len(options) <= 6:
         chosen = where.segmented_control(
-            label, list(options), default=default, required=True, format_func=options.get, key=key
+            label, list(options), default=default, required=True, format_func=options.__getitem__, key=key
         )
     else:
-        chosen = where.selectbox(label, list(options), list(options).index(default), format_func=options.get, key=key)
+        chosen = where.selectbox(
+            label, list(options), list(options).index(default), format_func=options.__getitem__, key=key
+        )
     st.query_params[name] = str(chosen)
     return str(chosen)
 

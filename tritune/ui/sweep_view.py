@@ -157,7 +157,7 @@ def form() -> dict[str, Any]:
 
     def some(where: Any, name: str, label: str, options: Mapping[str, str]) -> None:
         values[name] = where.pills(
-            label, list(options), selection_mode="multi", format_func=options.get, key=f"sweep_{name}", **KEPT
+            label, list(options), selection_mode="multi", format_func=options.__getitem__, key=f"sweep_{name}", **KEPT
         )
 
     def count(where: Any, name: str, label: str, help: str | None = None, **more: Any) -> None:
@@ -218,7 +218,7 @@ def form() -> dict[str, Any]:
             )
             for name, label, options in (("search", "Search", SEARCHES), ("switching", "Turns", TURNS)):
                 values[name] = place.selectbox(
-                    label, list(options), format_func=options.get, key=f"sweep_{name}", **KEPT
+                    label, list(options), format_func=options.__getitem__, key=f"sweep_{name}", **KEPT
                 )
             values["early"] = place.toggle("Stop early", key="sweep_early", help="Leave out what is clearly out.")
     return values
@@ -232,7 +232,9 @@ def _baseline(where: Any) -> str:
         options[pinned.trial_id] = f"pinned: {results_view.trial_label(pinned)}"
     kept = st.session_state.get("sweep_baseline", "served")
     options.setdefault(kept, f"load test {kept}")
-    chosen: str = where.selectbox("Baseline", list(options), format_func=options.get, key="sweep_baseline", **KEPT)
+    chosen: str = where.selectbox(
+        "Baseline", list(options), format_func=options.__getitem__, key="sweep_baseline", **KEPT
+    )
     return chosen
 
 
