@@ -170,11 +170,18 @@ def _result(document: Document) -> str:
             + "".join(f"<p>{escape(line)}</p>" for line in lines)
             + "</div>"
         )
-    told = [str(each["message"]) for each in document["warnings"]]
+    told = [str(each["message"]) for each in document["warnings"] if each["message"] != document["reason"]]
+    told += _left_open(document)
     if document.get("error"):
         told.insert(0, f"The study was {document['state']}: {document['error']}")
     doubts = f"<div class='card doubt'><h2>To be read with care</h2>{_list(told)}</div>" if told else ""
     return said + doubts
+
+
+def _left_open(document: Document) -> list[str]:
+    """What imported trials say about themselves, each sentence once."""
+    every = (each for trial in document["trials"] for each in trial.get("warnings") or ())
+    return list(dict.fromkeys(str(each["message"]) for each in every if each["code"] == "imported"))
 
 
 def _figure(found: Mapping[str, Any] | None, unit: str) -> tuple[str, str]:
@@ -209,7 +216,8 @@ def _by_load(document: Document, draw: _Drawing) -> str:
     """What is about one load; a choice at the top shows one at a time."""
     words = study_frames.load_words(document)
     measured = [load for load in words if any(cell["load"] == load for cell in document["cells"])]
-    first = document["best"]["load_number"] if document["best"] else measured[len(measured) // 2]
+    counts = {load: sum(cell["load"] == load for cell in document["cells"]) for load in measured}
+    first = document["best"]["load_number"] if document["best"] else max(measured, key=lambda load: counts[load])
     found = ["<section><h2>Load by load</h2>"]
     if len(measured) > 1:
         options = "".join(
@@ -252,6 +260,9 @@ def _verdicts(document: Document) -> str:
     rows = study_tables.verdict_table(document)
     if not rows:
         return ""
+    for row in rows:
+        if row["Verdict"] == "not measured" and row["Throughput"] != "–":
+            row["Verdict"] = "no verdict"
     words = study_frames.load_words(document)
     lines = [f"{each['label']} ({words[each['load_number']]}): {each['sentence']}" for each in document["comparisons"]]
     what = (
