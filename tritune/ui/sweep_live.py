@@ -57,10 +57,10 @@ def _now(job: Job, study: Mapping[str, Any]) -> None:
     if told.get("candidate") in named:
         what = f"{named[told['candidate']]}, {loads.get(told['load'], '')}"
         st.markdown(f":material/progress_activity: **Measuring now:** {wording.plain(what)}")
-    left = f"at most {wording.duration(told['left_s'])}" if told.get("left_s") is not None else "–"
+    left = wording.duration(told["left_s"]) if told.get("left_s") is not None else "–"
     done = f"{told['done']} of {told['total']}" if told.get("total") else "–"
     with st.grid(4, min_column_width=150, gap="small"):
-        st.metric("Time left", left, border=True)
+        st.metric("Time left, at most", left, border=True)
         st.metric("Trials done", done, border=True)
         st.metric("Throughput, last second", wording.figure(live.get("throughput_rps"), "req/s"), border=True)
         st.metric("P99, last second", wording.figure(live.get("p99_ms"), "ms"), border=True)
