@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import quote
@@ -42,6 +44,8 @@ TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 3.0
 UNLOAD_POLL_S = 0.05
+LOOK_S = 1.0
+GONE_AFTER_LOOKS = 3
 
 # How a Python-based backend's exception arrives: "Internal: InvalidArgument: <words>\n\nAt:\n  <file>(<line>): ..."
 _TRACE = re.compile(r"\s*At:\n(\s+\S+\(\d+\): \S+\n?)+")
@@ -206,8 +210,10 @@ class Triton:
             self.before_load(name, config)
         body = {} if config is None else {"parameters": {"config": config}}
         try:
-            self._json(
-                "POST", f"/v2/repository/models/{quote(name)}/load", body, what=f"load {name}", timeout_s=timeout_s
+            self._watched(
+                lambda: self._json(
+                    "POST", f"/v2/repository/models/{quote(name)}/load", body, what=f"load {name}", timeout_s=timeout_s
+                )
             )
         except TritonRefusedError as error:
             if "polling is enabled" in error.reason:
@@ -294,6 +300,29 @@ class Triton:
             raise ServerDownError(
                 f"No server answers at {self.endpoints.http} ({_cause(error)}). Start one with `tritune server start`."
             ) from error
+
+    def _watched(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns, or ServerDownError where the server is gone meanwhile: a stub that outlives it may hold
+        the connection open, and then no answer and no end of it comes."""
+        answer: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(ask())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name="asks-triton", daemon=True).start()
+        missed = 0
+        while missed < GONE_AFTER_LOOKS:
+            try:
+                return answer.result(LOOK_S)
+            except futures.TimeoutError:
+                missed = 0 if self.listens() else missed + 1
+        raise ServerDownError(
+            f"The server at {self.endpoints.http} ended before it had answered. `tritune server logs` shows its last "
+            "words; start it again with `tritune server start`."
+        )
 
     def _health(self, path: str) -> bool:
         try:

@@ -34,7 +34,10 @@ IDLE_EXIT_S = 30.0
 POLL_S = 0.2
 HEARTBEAT_S = 1.0
 UPDATE_LOOK_S = 1.0
-LOST = "worker lost: its process ended before this was done. Start it again; what had finished is kept."
+LOST = (
+    "worker lost: its process ended before this was done. Start it again (a study: `tritune study resume`); what had "
+    "finished is kept."
+)
 
 log = logging.getLogger("tritune.worker")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tritune import triton as triton_module
 from tritune.errors import InputError, ServerDownError, ServerError, TritonRefusedError
 from tritune.plan import Endpoints, Signature, TensorSpec
 from tritune.triton import Triton, check_model_name, plain_reason
@@ -385,3 +387,24 @@ def test_metrics_are_read(address: str, answers: Answers) -> None:
     with Triton(Endpoints(address)) as client:
         assert client.metrics() is None
     assert parse_metrics("") == {}
+
+
+def test_a_load_ends_where_the_server_is_gone_and_a_stub_of_it_holds_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(triton_module, "LOOK_S", 0.02)
+    listener = socket.create_server(("127.0.0.1", 0))
+    held: list[socket.socket] = []
+
+    def die() -> None:
+        held.append(listener.accept()[0])
+        listener.close()
+
+    server = threading.Thread(target=die)
+    server.start()
+    triton = Triton(Endpoints(f"127.0.0.1:{listener.getsockname()[1]}", None, None))
+    with pytest.raises(ServerDownError, match="ended before it had answered"):
+        triton.load("m")
+    server.join()
+    held[0].close()
+    triton.close()
