@@ -16,6 +16,7 @@ from tritune import deploy, model_config, servers
 from tritune.errors import InputError, ServerError
 from tritune.load_plan import LoadPlan
 from tritune.model_config import ModelConfig
+from tritune.servers import ServerKind, ServerState
 from tritune.settings import Settings
 from tritune.variants import Variants, clear
 
@@ -103,6 +104,9 @@ def put_back(settings: Settings, model: str, found: Mapping[str, Any] | None) ->
     """Serve `found` again where something else is served, without variants; returns a sentence where that could not be
     done."""
     clear(settings)
+    now = servers.status(settings)
+    if now.kind is not ServerKind.REMOTE and now.state in (ServerState.STOPPED, ServerState.FAILED):
+        return None  # the next start serves what the files say
     try:
         triton = servers.connect(settings)
         if not triton.has_model_control:

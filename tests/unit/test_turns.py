@@ -11,6 +11,7 @@ import pytest
 from tritune import model_config, turns
 from tritune.errors import TritonRefusedError
 from tritune.load_plan import LoadPlan
+from tritune.servers import ServerKind, ServerState
 from tritune.settings import Settings
 
 CONFIG = model_config.parse('name: "m" platform: "onnxruntime_onnx" max_batch_size: 16')
@@ -23,6 +24,7 @@ class Server:
 
     def __init__(self, *, has_model_control: bool = True) -> None:
         self.has_model_control = has_model_control
+        self.kind, self.state = ServerKind.EMBEDDED, ServerState.READY
         self.served: Any = FOUND
         self.refuses = False
 
@@ -44,7 +46,7 @@ def taking_turns(settings: Settings, server: Server, monkeypatch: pytest.MonkeyP
             raise TritonRefusedError("No.")
         server.served = FOUND if config.text == model_config.from_served(FOUND).text else "a candidate"
 
-    monkeypatch.setattr(turns, "servers", SimpleNamespace(connect=lambda _: server))
+    monkeypatch.setattr(turns, "servers", SimpleNamespace(connect=lambda _: server, status=lambda _: server))
     monkeypatch.setattr(turns, "deploy", SimpleNamespace(serve=serve, warm=lambda *_: None))
     return turns.Turns(settings, "m", [CONFIG, CONFIG, CONFIG], FOUND)
 
@@ -72,3 +74,13 @@ def test_a_server_without_model_control_is_left_alone(settings: Settings, monkey
     assert mine.serve(0, LOAD, lambda _: None) == "m"
     assert mine.put_back() is None
     assert turns.put_back(settings, "m", None) is None
+
+
+def test_nothing_is_to_be_put_back_on_a_server_that_is_gone(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    mine = taking_turns(settings, server, monkeypatch)
+    mine.serve(1, LOAD, lambda _: None)
+    server.state, server.refuses = ServerState.FAILED, True
+    assert mine.put_back() is None
