@@ -321,7 +321,10 @@ class _Running:
     def restart(self, said: str) -> None:
         """Start a server anew that died, once a study; raises trial.TrialEnded where that is not ours to do."""
         settings = self.context.settings
-        before = servers.status(settings)
+        try:
+            before = servers.settled(settings)  # somebody may just be stopping it
+        except ServerError as error:
+            raise self.interrupted(f"{error} When it is back,") from error
         notes = [note for note in self.store.job(self.job.id).notes if note["code"] == RESTARTED]
         if before.kind is ServerKind.REMOTE:
             raise self.interrupted(f"{said} It is started by somebody else. When it is back,")

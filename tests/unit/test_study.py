@@ -232,7 +232,7 @@ def test_a_server_that_somebody_else_runs_interrupts_the_study_which_then_goes_o
     go: Any, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = SimpleNamespace(kind=study.ServerKind.REMOTE, state=study.ServerState.FAILED)
-    monkeypatch.setattr(study.servers, "status", lambda _: remote)
+    monkeypatch.setattr(study.servers, "settled", lambda _: remote)
     bench.fails = lambda row: ServerDownError("It is gone.") if row.round == 2 and row.attempt == 1 else None
     job = go(rounds=3)
     assert job.state is JobState.INTERRUPTED
@@ -303,7 +303,7 @@ def test_a_server_that_was_stopped_on_purpose_is_not_started_by_the_study(
     go: Any, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = SimpleNamespace(kind=None, state=study.ServerState.STOPPED)
-    monkeypatch.setattr(study.servers, "status", lambda _: stopped)
+    monkeypatch.setattr(study.servers, "settled", lambda _: stopped)
     monkeypatch.setattr(study.servers, "restart", lambda *_, **__: pytest.fail("it was stopped on purpose"))
     bench.fails = lambda row: ServerDownError("It is gone.") if row.round == 2 else None
     job = go(rounds=3)
@@ -315,7 +315,7 @@ def test_a_server_that_cannot_be_started_anew_interrupts_the_study(
     go: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = SimpleNamespace(kind=study.ServerKind.EMBEDDED, state=study.ServerState.FAILED)
-    monkeypatch.setattr(study.servers, "status", lambda _: dead)
+    monkeypatch.setattr(study.servers, "settled", lambda _: dead)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise ServerError("Triton did not start: no.")

@@ -33,6 +33,7 @@ __all__ = [
     "onnx_limits",
     "remote",
     "restart",
+    "settled",
     "start",
     "status",
     "stop",
@@ -175,6 +176,12 @@ def status(settings: Settings) -> ServerStatus:
     if known is None:
         return ServerStatus(ServerState.STOPPED)
     return _server(known.kind).status(settings, known)
+
+
+def settled(settings: Settings) -> ServerStatus:
+    """Its status once no start, attach or stop of it is under way. Raises ServerError where one does not end."""
+    with _one_at_a_time(settings):
+        return status(settings)
 
 
 def stop(settings: Settings) -> ServerStatus:
