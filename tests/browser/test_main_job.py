@@ -1,25 +1,29 @@
-"""The whole job by clicking: build, start, tune, load-test, tune again, load-test, compare, try it."""
+"""The whole job by clicking: build, start, tune, load-test, tune again, load-test, compare, try it; then a study: plan,
+watch, its worker killed, resume, compare, apply the winner."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tritune.plan import JobKind, JobState
+from tritune.plan import JobKind, JobState, TrialState
 from tritune.settings import Settings
 from tritune.store import Store
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
 WAIT_MS = 60_000
-PAGES = ("", "model", "server", "tune", "load_test", "compare", "history", "try_it")
+PAGES = ("", "model", "server", "tune", "load_test", "sweep", "compare", "history", "try_it", "doctor")
 
 
 class Person:
@@ -120,6 +124,62 @@ def run_copied_code(person: Person) -> None:
         assert str(values.index(max(values))) == said
 
 
+def study(person: Person, settings: Settings) -> None:
+    """Plan a study, watch it, kill its worker, resume, compare, apply the best."""
+    person.follow("Sweep")
+    for label, text in (("Preferred batch sizes", ""), ("Max queue delay, µs", "4000"), ("Clients (closed loop)", "2")):
+        person.page.get_by_role("textbox", name=label).fill(text)
+    for label, value in (("Rounds", 3), ("Measure for, s", 1), ("Warm up for, s", 0.3)):
+        person.number(label, value)
+    person.sees("2 configurations under 1 load")
+    person.press("Start the study")
+    person.sees("Measuring now:")
+    store = Store.of(settings)
+    wait_until(lambda: store.trials(study_id=f"s{_study(store)}", state=TrialState.FINISHED))
+    for pid in workers(settings):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: store.job(_study(store)).state is JobState.INTERRUPTED)
+    person.page.wait_for_timeout(
+        3_000
+    )  # the page draws itself anew when a job ends, and a click on the old one is lost
+    person.press("Resume")
+    wait_until(lambda: store.job(_study(store)).state is JobState.FINISHED, 240)
+    store.close()
+    person.page.get_by_test_id("stMain").get_by_role("link", name="Compare").click()
+    person.sees("worse")
+    person.press("Apply this configuration")
+    person.page.get_by_role("heading", level=1, name="Tune").wait_for()
+    person.sees("verified against the configuration")
+
+
+def _study(store: Store) -> int:
+    return store.jobs([JobKind.SWEEP])[0].id
+
+
+def wait_until(condition: Callable[[], Any], limit_s: float = 60) -> None:
+    limit = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def workers(settings: Settings) -> list[int]:
+    """The processes of this installation's worker."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().split(b"\0")
+            if (
+                b"tritune.cli" in line
+                and b"worker" in line
+                and str(settings.results).encode() in (entry / "environ").read_bytes()
+            ):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
 def take_pictures(browser: Any, url: str, folder: Path) -> set[str]:
     """Every page on a desktop and a phone, light and dark; returns the hosts that were asked."""
     hosts: set[str] = set()
@@ -172,6 +232,7 @@ def test_the_whole_job_by_clicking(app: Any, browser: Any, pictures: Path) -> No
     person.follow("Try it")
     person.sees("The model says")
     run_copied_code(person)
+    study(person, app.settings)
     hosts = person.hosts()
     context.close()
 

@@ -256,7 +256,7 @@ def test_undo_is_offered_after_a_tune_and_asks_for_it(serve: Callable[..., None]
     app = open_page("pages/tune.py")
     assert app.metric[0].value == "1,530 ms"
     button(app, "Undo the last tune").click().run()
-    assert newest(with_model).payload == {"model": "mnist", "change": {}, "undo": True}
+    assert newest(with_model).payload == {"model": "mnist", "change": {}, "undo": True, "without_stall": False}
 
 
 # --- load test ---

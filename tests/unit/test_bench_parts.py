@@ -116,7 +116,7 @@ def test_a_killed_workers_connections_are_those_that_closed_when_it_was_killed()
     log = log_of([1, 2, 3, 4], [1] * 4, [0] * 4)
     log.connection[:] = [0, 1, 0, 2]
     log.closed_ns[:3] = [int(3.6 * MS), 0, 2_000 * MS]
-    assert of_killed(log, int(3.5 * MS)).tolist() == [True, False, True, False]
+    assert of_killed(log, int(3.5 * MS), 1_000 * MS).tolist() == [True, False, True, False]
 
 
 def test_rounds_rotate() -> None:

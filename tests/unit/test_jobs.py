@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tritune import jobs, servers, worker
-from tritune.errors import InputError
+from tritune.errors import InputError, StoreError
 from tritune.load_plan import LoadPlan
 from tritune.plan import JobKind, JobState, Signature, TensorSpec
 from tritune.settings import Settings
@@ -105,3 +105,12 @@ def test_a_study_that_waits_or_runs_at_another_installation_is_not_resumed_here(
     theirs.finish_job(study, "their worker", JobState.INTERRUPTED)
     assert jobs.resume(settings, store, f"s{study}") == study
     theirs.close()
+
+
+def test_a_results_folder_that_is_deleted_ends_the_wait_with_a_sentence(settings: Settings, store: Store) -> None:
+    def move(_: str) -> None:
+        settings.results.rename(settings.results.with_name("elsewhere"))
+        settings.results.mkdir()
+
+    with pytest.raises(StoreError, match="was deleted or moved while this waited"):
+        jobs.run_and_wait(settings, store, JobKind.TUNE, {"model": "m"}, move)

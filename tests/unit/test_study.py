@@ -15,7 +15,7 @@ from tritune.errors import InputError, LoadTestError, ServerDownError, ServerErr
 from tritune.plan import JobKind, JobState, TrialState
 from tritune.settings import Settings
 from tritune.store import Job, Store, Trial
-from tritune.study_plan import LoadSpace, SearchMethod, SearchSpace, StudyPlan
+from tritune.study_plan import LoadSpace, SearchMethod, SearchSpace, StudyPlan, Switching
 from tritune.trial import TrialEnded
 
 CONFIG = """
@@ -70,6 +70,14 @@ def bench(monkeypatch: pytest.MonkeyPatch, store: Store) -> Bench:
             return "m"
 
         def lost(self) -> None: ...
+
+        def side_by_side(self) -> None: ...
+
+        def in_turn(self) -> None: ...
+
+        def alone(self, _: int) -> None: ...
+
+        def together(self, _: Any) -> None: ...
 
         def put_back(self) -> None:
             bench.put_back += 1
@@ -361,3 +369,15 @@ def test_a_study_that_is_resumed_puts_back_what_it_finds_then(go: Any, bench: Be
 
 def test_the_largest_seed_is_one(go: Any, bench: Bench) -> None:
     assert go(rounds=2, seed=2**63 - 1).state is JobState.FINISHED
+
+
+def test_a_trial_of_the_aa_that_went_wrong_is_made_again(
+    go: Any, bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study.variants, "possible", lambda *_: None)
+    bench.fails = lambda row: LoadTestError("Once.") if row.trial_id == "t3" else None
+    job = go(rounds=1, switching=Switching.SIDE_BY_SIDE)
+    assert job.state is JobState.FINISHED, job.error
+    assert [note["good"] for note in job.notes] == [True]
+    roles = [role for number, _, role in bench.measured if number == 0]
+    assert sorted(roles) == ["alone"] * 4 + ["together"] * 4

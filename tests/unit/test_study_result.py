@@ -336,8 +336,10 @@ def test_a_thousand_trials_take_under_200_ms(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys.modules[__name__], "DELAYS", tuple(range(42)))
     made, asked = study(clients=(1, 2, 4), rounds=8), job(clients=(1, 2, 4), rounds=8)
     study_result.document(asked, made)
-    begun = time.process_time()
-    document = study_result.document(asked, made)
+    took = []
+    for _ in range(4):  # processor time, which other processes on the core change too: the best of four
+        begun = time.process_time()
+        document = study_result.document(asked, made)
+        took.append(time.process_time() - begun)
     assert len(made) == len(document["trials"]) == 1008
-    # Processor time, of the second call: some 0.14 s on a quiet core, and up to twice as much on a busy one.
-    assert time.process_time() - begun < 0.3
+    assert min(took) < 0.2
