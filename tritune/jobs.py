@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tritune import worker
-from tritune.errors import InputError
+from tritune.errors import InputError, StoreError
 from tritune.load_plan import LoadPlan
 from tritune.plan import JobKind, JobState
 from tritune.settings import Settings
@@ -42,6 +43,7 @@ def wait(settings: Settings, store: Store, job_id: int, say: Callable[[str], Non
     """
     said = ""
     is_cancelled = False
+    folder = _inode(settings.results)
     ensured = time.monotonic()
     while True:
         try:
@@ -52,6 +54,11 @@ def wait(settings: Settings, store: Store, job_id: int, say: Callable[[str], Non
             if text and text != said:
                 say(text)
                 said = text
+            if _inode(settings.results) != folder:
+                raise StoreError(
+                    f"The results folder {settings.results} was deleted or moved while this waited, and what was "
+                    "measured with it. Put it back, or start the server and this anew."
+                )
             if time.monotonic() - ensured > ENSURE_EVERY_S:
                 worker.ensure(settings)
                 ensured = time.monotonic()
@@ -62,6 +69,13 @@ def wait(settings: Settings, store: Store, job_id: int, say: Callable[[str], Non
             is_cancelled = True
             say("Cancelling; press Ctrl-C again to leave it to the worker.")
             store.request_cancel(job_id)
+
+
+def _inode(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return None
 
 
 def resume(settings: Settings, store: Store, study_id: str) -> int:

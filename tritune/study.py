@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -203,18 +204,20 @@ class _Running:
     def to_repeat(self, number: int) -> list[tuple[Cell, int]]:
         """Cells of a round that were tried and have no result yet, and may be tried again, with the next attempt."""
         again: dict[Cell, int] = {}
-        done, given_up = set(), self.given_up()
+        finished: Counter[Cell] = Counter()
+        wanted, given_up = Counter(side_by_side.rows(0)), self.given_up()
         for made in self.trials:
             if made.round != number or made.cell is None:
                 continue
             if made.state is TrialState.FINISHED:
-                done.add(made.cell)
+                finished[made.cell] += 1
             else:
                 again[made.cell] = made.attempt + 1
         return [
             (cell, attempt)
             for cell, attempt in again.items()
-            if cell not in done and (cell.candidate, cell.load) not in given_up
+            if (cell.candidate, cell.load) not in given_up
+            for _ in range(max(wanted[cell], 1) - finished[cell])
         ]
 
     def given_up(self) -> set[Where]:
