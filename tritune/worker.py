@@ -34,6 +34,7 @@ IDLE_EXIT_S = 30.0
 POLL_S = 0.2
 HEARTBEAT_S = 1.0
 UPDATE_LOOK_S = 1.0
+STORE_WAIT_S = 2.0
 LOST = (
     "worker lost: its process ended before this was done. Start it again (a study: `tritune study resume`); what had "
     "finished is kept."
@@ -315,7 +316,9 @@ def _work(
             job = store.claim(worker)
         except StoreError as error:
             log.warning("%s", error)
-            stop.wait(2.0)
+            if not service and time.monotonic() - idle_since > idle_exit_s:
+                raise  # whoever needs one starts one, perhaps with another database
+            stop.wait(STORE_WAIT_S)
             continue
         if job is not None:
             context = Context(settings, store, job, worker)

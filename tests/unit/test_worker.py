@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tritune import worker
-from tritune.errors import ServerDownError
+from tritune.errors import ServerDownError, StoreError
 from tritune.plan import JobKind, JobState
 from tritune.settings import Settings
 from tritune.store import Store
@@ -237,3 +237,17 @@ def test_what_a_lost_study_left_is_put_back_before_it_counts_as_ended_and_keeps_
     assert worker.run(settings, idle_exit_s=0.0)
     assert seen == [JobState.RUNNING]
     assert store.job(lost).state is JobState.INTERRUPTED
+
+
+def test_a_worker_whose_database_is_gone_does_not_stay_for_ever(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any) -> None:
+        raise StoreError("The database could not be used.")
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker, "STORE_WAIT_S", 0.01)
+    monkeypatch.setattr(Store, "claim", gone)
+    with pytest.raises(StoreError):
+        worker.run(settings, idle_exit_s=0.05)
+    assert not worker.is_running(settings)
