@@ -61,7 +61,7 @@ def run(context: trial.Context) -> Mapping[str, Any]:
             said = (
                 f"What {asked['model']} serves was changed since this study was asked for. What it found is compared."
             )
-            store.note_job(job.id, "found_anew", said)
+            store.note_job(job.id, "found_anew", changed)
         store.change_payload(job.id, asked)
         context.job = store.job(job.id)
     running = _Running(context)
