@@ -55,7 +55,7 @@ def test_only_what_differs_is_asked_for() -> None:
 
 
 def test_shapes_ranges_and_labels_are_read() -> None:
-    assert load_view.parse_shapes("IDS:12,8 MASK:3".split()) == ({"IDS": (12, 8), "MASK": (3,)}, ())
+    assert load_view.parse_shapes(["IDS:12,8", "MASK:3"]) == ({"IDS": (12, 8), "MASK": (3,)}, ())
     assert load_view.parse_ranges(["IDS:-5:99"]) == {"IDS": (-5, 99)}
     assert load_view.parse_labels("machine=laptop, run = 2,") == {"machine": "laptop", "run": "2"}
     with pytest.raises(InputError, match="NAME:lowest:highest"):
