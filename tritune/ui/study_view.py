@@ -87,9 +87,10 @@ def title(job: Job) -> str:
     """`s7 · mnist · 12 configurations, 3 loads · finished`: a study in a list."""
     payload = job.payload
     named = str((payload.get("plan") or {}).get("title") or payload.get("title") or "")
-    size = [f"{len(payload[name])} {name}" for name in ("candidates", "loads") if payload.get(name)]
+    counts = {word: len(payload.get(name) or ()) for word, name in (("configuration", "candidates"), ("load", "loads"))}
+    size = [f"{count} {word}{'s' if count != 1 else ''}" for word, count in counts.items() if count]
     words = [f"s{job.id}", named, str(payload.get("model") or ""), ", ".join(size), str(job.state)]
-    return " · ".join(filter(None, words)).replace("candidates", "configurations")
+    return " · ".join(filter(None, words))
 
 
 def read(job: Job) -> Document:
@@ -112,7 +113,7 @@ def heading(study: Document) -> None:
     """What the study is and how far it is; what differs in hardware, versions or the network path; what happened."""
     rounds = study["rounds"]
     count = len(study["candidates"])
-    size = f"{count} configuration{'s' if count != 1 else ''} under {len(study['loads'])} loads"
+    size = f"{count} configuration{'s' if count != 1 else ''} under {len(study['loads'])} load{'s' if len(study['loads']) != 1 else ''}"
     how_far = f"round {rounds['done']} of {rounds['planned']}" if rounds["planned"] else ""
     named = [f"**{study['study_id']}**", wording.plain(study.get("title") or ""), wording.plain(study["model"])]
     st.markdown(" · ".join(filter(None, [*named, size, how_far, study["state"], wording.ago(study["finished_at"])])))
