@@ -113,7 +113,8 @@ def heading(study: Document) -> None:
     """What the study is and how far it is; what differs in hardware, versions or the network path; what happened."""
     rounds = study["rounds"]
     count = len(study["candidates"])
-    size = f"{count} configuration{'s' if count != 1 else ''} under {len(study['loads'])} load{'s' if len(study['loads']) != 1 else ''}"
+    loads = len(study["loads"])
+    size = f"{count} configuration{'s' if count != 1 else ''} under {loads} load{'s' if loads != 1 else ''}"
     how_far = f"round {rounds['done']} of {rounds['planned']}" if rounds["planned"] else ""
     named = [f"**{study['study_id']}**", wording.plain(study.get("title") or ""), wording.plain(study["model"])]
     st.markdown(" · ".join(filter(None, [*named, size, how_far, study["state"], wording.ago(study["finished_at"])])))
