@@ -58,7 +58,7 @@ def run(context: trial.Context) -> Mapping[str, Any]:
     store, job = context.store, context.job
     if (asked := study_ask.brought_up_to_date(context.settings, store, job)) is not None:
         if asked["base_config"] != job.payload["base_config"]:
-            said = (
+            changed = (
                 f"What {asked['model']} serves was changed since this study was asked for. What it found is compared."
             )
             store.note_job(job.id, "found_anew", changed)
