@@ -25,6 +25,7 @@ from tritune.errors import InputError
 from tritune.plan import Endpoints, Signature, number, whole
 from tritune.shape_mix import MixedShape, check_mix, describe_shapes
 
+MAX_WORKERS = 64
 MAX_CONCURRENCY = 4096
 MAX_CONNECTIONS = 16384
 MAX_DURATION_S = 24 * 3600.0
@@ -129,7 +130,7 @@ class LoadPlan:
         whole("batch", self.batch, 1, 65536, "It is the number of samples in one request.")
         number("duration", self.duration_s, 0.5, MAX_DURATION_S, hint="It is in seconds.")
         number("warmup", self.warmup_s, 0, 3600, hint="It is in seconds.")
-        whole("workers", self.workers, 1, 64, "One generator process fills about one core.")
+        whole("workers", self.workers, 1, MAX_WORKERS, "One generator process fills about one core.")
         whole("seed", self.seed, 0, 2**63 - 1)
         number("timeout", self.timeout_s, 0, 3600, open_low=True, hint="It is in seconds.")
         whole("max_connections", self.max_connections, 1, MAX_CONNECTIONS, "An open loop opens at most so many.")

@@ -16,10 +16,10 @@ from tritune import knobs, model_config
 from tritune.analysis import configuration_features
 from tritune.doubts import as_served
 from tritune.errors import InputError
-from tritune.load_plan import LoadPlan, describe_load
+from tritune.load_plan import MAX_WORKERS, LoadPlan, describe_load
 from tritune.model_config import ModelConfig
 from tritune.model_rules import nearest
-from tritune.plan import Configuration, TuneChange
+from tritune.plan import Configuration, TuneChange, whole
 from tritune.study_plan import FIRST_LOOK, SearchMethod, StudyPlan
 
 if TYPE_CHECKING:
@@ -364,8 +364,11 @@ def _load(plan: StudyPlan, asked: Mapping[str, Any]) -> LoadPlan:
     base = LoadPlan(model=plan.model, concurrency=1).to_dict()
     values = base | {"concurrency": None} | dict(plan.request)
     values |= {name: _plain(value) for name, value in asked.items()}
+    if not isinstance(values["input_data"], str | None):
+        raise InputError(f"request.input_data={values['input_data']!r} must be the path of a file, as text.")
     try:
-        values["workers"] = min(values["workers"], asked.get("concurrency", values["workers"]))
+        workers = whole("workers", values["workers"], 1, MAX_WORKERS, "One generator process fills about one core.")
+        values["workers"] = min(workers, asked.get("concurrency", workers))
         load = LoadPlan.from_dict(values)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise InputError(

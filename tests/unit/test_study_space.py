@@ -212,3 +212,9 @@ def test_both_generators_can_be_compared() -> None:
 )
 def test_lengths_read_as_people_say_them(seconds: float, words: str) -> None:
     assert study_space.duration_words(seconds) == words
+
+
+def test_what_no_load_can_share_is_one_sentence() -> None:
+    for shared, said in (({"workers": 9_999_999}, "workers=9999999"), ({"input_data": 5}, "input_data=5")):
+        with pytest.raises(InputError, match=said):
+            expand(StudyPlan("m", loads=LoadSpace(concurrency=(8,)), request=shared), served(), None)
