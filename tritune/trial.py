@@ -82,6 +82,30 @@ class _Edge:
     processes: int
 
 
+class _Restarts:
+    """Whether the model's counters began anew inside the window: its two edges alone do not show a reload after which
+    more was counted than before it."""
+
+    def __init__(self, triton: Triton, model: str) -> None:
+        self._triton, self._model = triton, model
+        self._looked_at = -math.inf
+        self._count = 0
+        self.happened = False
+
+    def look(self, window: tuple[int, int] | None) -> None:
+        """Read the counters once a second."""
+        now = time.monotonic()
+        if window is None or now - self._looked_at < 1.0 or not window[0] <= time.monotonic_ns() <= window[1]:
+            return
+        self._looked_at = now
+        try:
+            count = self._triton.statistics(self._model).inference_count if self._triton.has_statistics else 0
+        except ServerError:  # it is being reloaded, or has ended
+            return
+        self.happened |= count < self._count
+        self._count = count
+
+
 class _Gpus:
     """What the server's metrics say of its GPUs, second by second inside the window."""
 
@@ -220,8 +244,9 @@ def _measure(
     gpus: _Gpus,
 ) -> tuple[measurement.Measurement, generator.Outcome]:
     running = generator.start(GeneratorPlan(plan, triton.endpoints, signature), folder)
+    restarts = _Restarts(triton, plan.model)
     try:
-        first, last = _watch(context, triton, plan, running, trial_id, gpus)
+        first, last = _watch(context, triton, plan, running, trial_id, (gpus, restarts))
     except BaseException:
         running.cancel()
         raise
@@ -232,9 +257,9 @@ def _measure(
     stream = folder / "samples.arrow"
     samples = sample_files.open_stream(stream)
     server = None
-    restarted = False
+    restarted = restarts.happened
     if first.statistics is not None and last.statistics is not None:
-        server = last.statistics.since(first.statistics)
+        server = None if restarted else last.statistics.since(first.statistics)
         restarted = server is None
     measured = measurement.measure(
         plan,
@@ -254,7 +279,12 @@ def _measure(
 
 
 def _watch(
-    context: Context, triton: Triton, plan: LoadPlan, running: generator.Child, trial_id: str, gpus: _Gpus
+    context: Context,
+    triton: Triton,
+    plan: LoadPlan,
+    running: generator.Child,
+    trial_id: str,
+    looks: Sequence[_Gpus | _Restarts],
 ) -> tuple[_Edge, _Edge]:
     """Follow the generator to its end; returns what was read at the window's edges."""
     watch = _ServerWatch(triton)
@@ -276,7 +306,8 @@ def _watch(
         if window is not None and last is None and now >= window[1]:
             last = _edge(triton, plan.model, running)
         _report(context, running, plan, trial_id)
-        gpus.look(window)
+        for looking in looks:
+            looking.look(window)
         watch.check()
         context.ended.wait(_pause_s(window, first, last))
     running.outcome()

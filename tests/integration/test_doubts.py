@@ -124,7 +124,7 @@ def test_a_model_that_is_reloaded_meanwhile_is_a_restart(
         path.write_text(PLAIN.replace("{ }", "{ max_queue_delay_microseconds: 50 }"))
         triton.load(name)
 
-    document = run(name, reload, concurrency=4, duration_s=5.0)
+    document = run(name, reload, concurrency=4, duration_s=4.0)
     assert WarningCode.SERVER_RESTARTED in codes(document)
     assert document["server"] is None
 

@@ -105,3 +105,16 @@ def test_gpus_are_read_once_a_second_inside_the_window_and_a_server_without_is_a
     without.look(window)
     assert without.document() is None
     assert len(asked) == 2
+
+
+def test_counters_that_begin_anew_inside_the_window_are_a_restart_also_where_more_was_counted_after() -> None:
+    counts = iter([600, 4_000, 90, 5_000])
+    triton = SimpleNamespace(has_statistics=True, statistics=lambda _: SimpleNamespace(inference_count=next(counts)))
+    restarts = trial._Restarts(triton, "m")  # type: ignore[arg-type]
+    window = (time.monotonic_ns() - 10**9, time.monotonic_ns() + 10**10)
+    seen = []
+    for _ in range(4):
+        restarts._looked_at = 0.0
+        restarts.look(window)
+        seen.append(restarts.happened)
+    assert seen == [False, False, True, True]
