@@ -116,6 +116,13 @@ def _bars(
 
 def server_time_bars(times: pd.DataFrame) -> Chart:
     """Where a request's time in Triton goes: queue, compute input, inference, compute output, stacked."""
+    title, whose = "Time in Triton per request, ms", "time per request in Triton in ms"
+    return stacked_times(times, PART_COLORS, title, f"the mean {whose}", each="Trial")
+
+
+def stacked_times(times: pd.DataFrame, palette: Sequence[str], title: str, what: str, *, each: str) -> Chart:
+    """The parts of a mean time stacked, a row for each trial: `palette` has a colour for each part's order, `what`
+    stands in the alt text, `each` is what a row is called."""
     trials = times.drop_duplicates("trial_id")
     totals = times.groupby("trial_id", sort=False)["time_ms"].sum()
     queues = times[times["part"] == "Queue"].set_index("trial_id")["time_ms"]
@@ -123,7 +130,8 @@ def server_time_bars(times: pd.DataFrame) -> Chart:
         f"{significant(total)} ({_percent(queues.get(trial_id, 0.0), total)} queue)"
         for trial_id, total in totals.items()
     ]
-    parts = list(times.sort_values("order")["part"].unique())
+    placed = times.sort_values("order").drop_duplicates("part")
+    parts = list(placed["part"])
     bars = alt.Chart(times).mark_bar(height=BAR_PX, yOffset=BAR_DOWN_PX)
     bars = bars.encode(
         x=alt.X("time_ms:Q", title="ms, mean of all requests", stack="zero", axis=alt.Axis(format=",~f", tickCount=5)),
@@ -132,12 +140,12 @@ def server_time_bars(times: pd.DataFrame) -> Chart:
             "part:N",
             title=None,
             sort=parts,
-            scale=alt.Scale(domain=parts, range=list(PART_COLORS[: len(parts)])),
+            scale=alt.Scale(domain=parts, range=[palette[int(order)] for order in placed["order"]]),
             legend=alt.Legend(orient="bottom", direction="horizontal", columns=2, symbolType="square"),
         ),
         order=alt.Order("order:Q"),
         tooltip=[
-            alt.Tooltip("label:N", title="Trial"),
+            alt.Tooltip("label:N", title=each),
             alt.Tooltip("part:N", title="Part"),
             alt.Tooltip("time_ms:Q", title="Time per request, ms", format=_DIGITS),
         ],
@@ -147,8 +155,8 @@ def server_time_bars(times: pd.DataFrame) -> Chart:
     told = "; ".join(f"{label}: {text}" for label, text in zip(trials["label"], texts, strict=True))
     return finish(
         alt.layer(bars, carrier).resolve_axis(y="independent"),
-        "Time in Triton per request, ms",
-        f"Stacked bar chart of the mean time per request in Triton in ms: {', '.join(parts)}. {told}.",
+        title,
+        f"Stacked bar chart of {what}: {', '.join(parts)}. {told}.",
         height=ROW_PX * max(len(trials), 1),
     )
 

@@ -159,9 +159,21 @@ def apply(
     finally:
         if probe is not None:
             probe.stop()
-    served = model_config.from_served(triton.config(model))
+    return applied(triton, wanted, wanted.after, reload_ms, probe)
+
+
+def applied(
+    triton: Triton,
+    wanted: Preview,
+    asked: ModelConfig,
+    reload_ms: float,
+    probe: ReloadProbe | None,
+    memory: MemoryCost | None = None,
+) -> Applied:
+    """What a reload came to: `asked` is what the server was given, `probe` None where nothing was served before."""
+    served = model_config.from_served(triton.config(wanted.model))
     return Applied(
-        model=model,
+        model=wanted.model,
         before=wanted.before,
         after=wanted.after.text,
         diff=wanted.diff,
@@ -169,7 +181,8 @@ def apply(
         stall_ms=probe.longest_gap_ms() if probe is not None else None,
         stall_reason=probe.reason if probe is not None else "The model was not served before.",
         served=served.configuration,
-        differences=differences(triton, model, wanted.after, served),
+        differences=differences(triton, wanted.model, asked, served),
+        memory=memory,
     )
 
 
@@ -205,19 +218,6 @@ def load(triton: Triton, repository: ModelRepository, model: str) -> Configurati
     if not triton.model_ready(model):
         raise TritonRefusedError(f"Triton answered the load of {model} and does not serve it.")
     return model_config.from_served(triton.config(model)).configuration
-
-
-def serve(triton: Triton, model: str, config: ModelConfig) -> tuple[str, ...]:
-    """Serve a model of the server's repository with this configuration, whatever its config.pbtxt says, which stays as
-    it is; returns what is served otherwise than asked.
-
-    Raises TritonRefusedError with Triton's reason (the model is then served as before), ServerDownError.
-    """
-    from google.protobuf import json_format
-
-    triton.load(model, config=json_format.MessageToJson(config.message, preserving_proto_field_name=True))
-    served = model_config.from_served(triton.config(model))
-    return differences(triton, model, config, served)
 
 
 def differences(triton: Triton, model: str, asked: ModelConfig, served: ModelConfig) -> tuple[str, ...]:

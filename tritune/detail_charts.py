@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING
 
 import altair as alt
 
+from tritune import charts
 from tritune.analysis import significant
 from tritune.chart_style import (
-    BAR_DOWN_PX,
-    BAR_PX,
     DASHES,
     NO_COLOR,
     PALETTE,
     PART_COLORS,
-    ROW_PX,
     SHAPES,
     by_trial,
     color_by_trial,
     finish,
-    names,
-    values,
 )
 
 if TYPE_CHECKING:
@@ -41,47 +37,8 @@ _DIGITS = ",.3r"
 
 def server_time(times: pd.DataFrame, load: str) -> Chart:
     """Where the mean request's time goes, stacked: network and client, queue, compute input, inference, output."""
-    each = times.drop_duplicates("trial_id")
-    totals = times.groupby("trial_id", sort=False)["time_ms"].sum()
-    queues = times[times["part"] == "Queue"].set_index("trial_id")["time_ms"]
-    texts = [
-        f"{significant(total)} ({100 * queues.get(name, 0.0) / total if total else 0:.0f} % queue)"
-        for name, total in totals.items()
-    ]
-    parts = list(times.sort_values("order")["part"].unique())
-    places = list(times.sort_values("order")["order"].unique())
-    bars = (
-        alt.Chart(times)
-        .mark_bar(height=BAR_PX, yOffset=BAR_DOWN_PX)
-        .encode(
-            x=alt.X(
-                "time_ms:Q", title="ms, mean of all requests", stack="zero", axis=alt.Axis(format=",~f", tickCount=5)
-            ),
-            y=names(each),
-            color=alt.Color(
-                "part:N",
-                title=None,
-                sort=parts,
-                scale=alt.Scale(domain=parts, range=[TIMES[int(place)] for place in places]),
-                legend=alt.Legend(orient="bottom", direction="horizontal", columns=2, symbolType="square"),
-            ),
-            order=alt.Order("order:Q"),
-            tooltip=[
-                alt.Tooltip("label:N", title="Configuration"),
-                alt.Tooltip("part:N", title="Part"),
-                alt.Tooltip("time_ms:Q", title="Time per request, ms", format=_DIGITS),
-            ],
-        )
-    )
-    # invisible: it only carries the axis with the totals
-    carrier = alt.Chart(each).mark_tick(opacity=0).encode(y=values(each, texts))
-    told = "; ".join(f"{label}: {text}" for label, text in zip(each["label"], texts, strict=True))
-    return finish(
-        alt.layer(bars, carrier).resolve_axis(y="independent"),
-        f"Where a request's time goes, ms, {load}",
-        f"Stacked bar chart of the mean time of a request in ms under {load}: {', '.join(parts)}. {told}.",
-        height=ROW_PX * max(len(each), 1),
-    )
+    title, what = f"Where a request's time goes, ms, {load}", f"the mean time of a request in ms under {load}"
+    return charts.stacked_times(times, TIMES, title, what, each="Configuration")
 
 
 def spectra(curves: pd.DataFrame, colors: Mapping[str, str], load: str) -> Chart:

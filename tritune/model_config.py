@@ -50,6 +50,19 @@ class ModelConfig:
         return model_syntax.write(self.message)
 
     @property
+    def json(self) -> str:
+        """The same as JSON, with the protobuf's field names: what the load API takes."""
+        from google.protobuf import json_format
+
+        return str(json_format.MessageToJson(self.message, preserving_proto_field_name=True))
+
+    def copy(self) -> Any:
+        """A copy of the message, to be modified."""
+        copy = type(self.message)()
+        copy.CopyFrom(self.message)
+        return copy
+
+    @property
     def configuration(self) -> Configuration:
         """The flat view, the same for a written and a served configuration.
 
@@ -133,7 +146,7 @@ def complete(config: ModelConfig, model: OnnxModel, name: str) -> ModelConfig:
     """
     if not model_rules.serves_onnx(config.message) or (config.message.input and config.message.output):
         return config
-    message = _copy(config.message)
+    message = config.copy()
     message.name = message.name or name
     if not message.backend:
         message.platform = ONNX_PLATFORM
@@ -151,7 +164,7 @@ def change(config: ModelConfig, change: TuneChange) -> ModelConfig:
     A new instance group has no kind: Triton then uses a GPU where there is one and the CPU elsewhere. Raises InputError
     where Triton would refuse the result, with the value, the limit and the next step.
     """
-    message = _copy(config.message)
+    message = config.copy()
     dims_before = [list(tensor.dims) for tensor in message.input]
     if change.max_batch_size is not None and change.max_batch_size != message.max_batch_size:
         _set_max_batch_size(message, change.max_batch_size)
@@ -212,12 +225,6 @@ def differences(asked: ModelConfig, served: ModelConfig, versions: Sequence[int]
     known, since Triton goes on reporting the policy that a version was loaded under.
     """
     return config_difference.differences(asked.message, served.message, versions)
-
-
-def _copy(message: Any) -> Any:
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy
 
 
 def _datatype(tensor: Any) -> str:

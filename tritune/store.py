@@ -319,15 +319,6 @@ class Store:
             )
         return bool(claimed.rowcount)
 
-    def set_configuration(self, trial_id: str, configuration: Configuration | None) -> None:
-        """What the server served when a running trial began."""
-        with self._transaction() as connection:
-            connection.execute(
-                _trials.update()
-                .where(_trials.c.id == trial_number(trial_id), _trials.c.state == str(TrialState.RUNNING))
-                .values(configuration=configuration.to_dict() if configuration else None)
-            )
-
     def end_waiting_trials(self, job_id: int, *, reason: str | None = None) -> None:
         """Cancel the trials of a job that still wait."""
         with self._transaction() as connection:

@@ -21,7 +21,6 @@ from tritune.plan import Configuration
 Document = Mapping[str, Any]
 
 BEST, EQUAL, BASELINE, OTHER, OUT = "best", "not told from the best", "baseline", "other", "left out"
-STANDINGS = (BEST, EQUAL, BASELINE, OTHER, OUT)
 OUTSIDE = "Network and client"
 KNOBS: Mapping[str, str] = {
     "preferred_batch_size": "Preferred batch sizes",

@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tritune import deploy, model_config
+from tritune import deploy
 from tritune.deploy import Applied, MemoryCost, Preview, Progress
 from tritune.errors import InputError, ServerDownError, ServerError, TritonRefusedError
 from tritune.knob_places import Warmup
 from tritune.model_config import ModelConfig
 from tritune.repository import ModelRepository
+from tritune.servers.launch import GRPC_CONTROL_PREFIX
 from tritune.triton import LOAD_TIMEOUT_S, Triton, check_model_name, plain_reason
 
 METHOD = "/inference.GRPCInferenceService/RepositoryModelLoad"
-CONTROL_PREFIX = "triton-grpc-protocol-"
 WARM_BATCHES = 16
 PROBE_PAUSE_S = 0.02  # the probe must not itself make others wait
 MEMORY_POLL_S = 0.1
@@ -73,19 +73,7 @@ def apply(
             probe.wait_for_reply()
         finally:
             probe.stop()
-    served = model_config.from_served(triton.config(model))
-    return Applied(
-        model=model,
-        before=wanted.before,
-        after=wanted.after.text,
-        diff=wanted.diff,
-        reload_ms=reload_ms,
-        stall_ms=probe.longest_gap_ms(),
-        stall_reason=probe.reason,
-        served=served.configuration,
-        differences=model_config.differences(given, served),
-        memory=memory(),
-    )
+    return deploy.applied(triton, wanted, given, reload_ms, probe, memory())
 
 
 def _warmed(triton: Triton, config: ModelConfig, model: str) -> ModelConfig:
@@ -96,8 +84,7 @@ def _warmed(triton: Triton, config: ModelConfig, model: str) -> ModelConfig:
     """
     if config.message.model_warmup:
         return config
-    message = type(config.message)()
-    message.CopyFrom(config.message)
+    message = config.copy()
     top = min(message.max_batch_size, WARM_BATCHES)
     sizes = [1, *(2**power for power in range(1, 5) if 2**power <= top)]
     Warmup().write(message, ",".join(str(size) for size in sizes))
@@ -112,18 +99,16 @@ def _warmed(triton: Triton, config: ModelConfig, model: str) -> ModelConfig:
 def _load(triton: Triton, model: str, config: ModelConfig) -> None:
     """The load call over gRPC, with the configuration. Raises TritonRefusedError, ServerDownError, InputError."""
     import grpc
-    from google.protobuf import json_format
     from tritonclient.grpc import service_pb2
 
     check_model_name(model)
-    text = json_format.MessageToJson(config.message, preserving_proto_field_name=True)
     if triton.before_load:
-        triton.before_load(model, text)
+        triton.before_load(model, config.json)
     request = service_pb2.RepositoryModelLoadRequest(model_name=model)
-    request.parameters["config"].string_param = text
+    request.parameters["config"].string_param = config.json
     ends = triton.endpoints
     metadata = [(name.lower(), value) for name, value in ends.headers.items()]
-    metadata += [(CONTROL_PREFIX + ends.control[0], ends.control[1])] if ends.control else []
+    metadata += [(GRPC_CONTROL_PREFIX + ends.control[0], ends.control[1])] if ends.control else []
     with _channel(str(ends.grpc), ends.tls) as channel:
         call = channel.unary_unary(METHOD)
         try:

@@ -82,22 +82,36 @@ class _Edge:
     processes: int
 
 
-class _Restarts:
-    """Whether the model's counters began anew inside the window: its two edges alone do not show a reload after which
-    more was counted than before it."""
+class _EverySecond:
+    """Looks at the server once a second inside the window."""
 
-    def __init__(self, triton: Triton, model: str) -> None:
-        self._triton, self._model = triton, model
+    def __init__(self, triton: Triton) -> None:
+        self._triton = triton
         self._looked_at = -math.inf
-        self._count = 0
-        self.happened = False
 
     def look(self, window: tuple[int, int] | None) -> None:
-        """Read the counters once a second."""
+        """Read now, where it is time."""
         now = time.monotonic()
         if window is None or now - self._looked_at < 1.0 or not window[0] <= time.monotonic_ns() <= window[1]:
             return
         self._looked_at = now
+        self._read(now - window[0] / 1e9)
+
+    def _read(self, at_s: float) -> None:
+        raise NotImplementedError
+
+
+class _Restarts(_EverySecond):
+    """Whether the model's counters began anew inside the window: its two edges alone do not show a reload after which
+    more was counted than before it."""
+
+    def __init__(self, triton: Triton, model: str) -> None:
+        super().__init__(triton)
+        self._model = model
+        self._count = 0
+        self.happened = False
+
+    def _read(self, at_s: float) -> None:
         try:
             count = self._triton.statistics(self._model).inference_count if self._triton.has_statistics else 0
         except ServerError:  # it is being reloaded, or has ended
@@ -106,25 +120,20 @@ class _Restarts:
         self._count = count
 
 
-class _Gpus:
-    """What the server's metrics say of its GPUs, second by second inside the window."""
+class _Gpus(_EverySecond):
+    """What the server's metrics say of its GPUs; one without is asked once."""
 
     def __init__(self, triton: Triton) -> None:
-        self._triton = triton
-        self._looked_at = -math.inf
+        super().__init__(triton)
         self._has_none = False
         self._readings: list[tuple[float, Sequence[GpuReading] | None]] = []
 
-    def look(self, window: tuple[int, int] | None) -> None:
-        """Read once a second; a server without GPUs is asked once."""
-        now = time.monotonic()
-        if window is None or self._has_none or now - self._looked_at < 1.0:
+    def _read(self, at_s: float) -> None:
+        if self._has_none:
             return
-        if window[0] <= time.monotonic_ns() <= window[1]:
-            self._looked_at = now
-            found = self._triton.gpu()
-            self._has_none = found is None and not self._readings
-            self._readings.append((now - window[0] / 1e9, found))
+        found = self._triton.gpu()
+        self._has_none = found is None and not self._readings
+        self._readings.append((at_s, found))
 
     def document(self) -> dict[str, Any] | None:
         """What is kept with the trial; None: not available."""
@@ -284,7 +293,7 @@ def _watch(
     plan: LoadPlan,
     running: generator.Child,
     trial_id: str,
-    looks: Sequence[_Gpus | _Restarts],
+    looks: Sequence[_EverySecond],
 ) -> tuple[_Edge, _Edge]:
     """Follow the generator to its end; returns what was read at the window's edges."""
     watch = _ServerWatch(triton)

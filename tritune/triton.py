@@ -161,6 +161,14 @@ class Triton:
             return True
         return None if samples is None else False
 
+    def lets_control(self) -> bool:
+        """Whether the model-repository API answers this client: a restricted one wants its header."""
+        try:
+            self.index()
+        except ServerError:
+            return False
+        return True
+
     def gpu(self) -> tuple[GpuReading, ...] | None:
         """What the metrics say of the server's GPUs now; None where they say nothing of any."""
         return gpu_readings(self.metrics() or {})

@@ -79,7 +79,7 @@ class Turns:
             began = time.monotonic()
             if triton.has_model_control:  # without it there is but one candidate: what is served
                 self._is_changed = True
-                deploy.serve(triton, self._model, self._configs[candidate])
+                triton.load(self._model, config=self._configs[candidate].json)
                 self.reload_s.append(time.monotonic() - began)
             self._served = candidate
         deploy.warm(triton, self._model, load, progress)
@@ -114,7 +114,7 @@ def put_back(settings: Settings, model: str, found: Mapping[str, Any] | None) ->
         if found is None:
             triton.unload(model)
         elif not triton.model_ready(model) or triton.config(model) != found:
-            deploy.serve(triton, model, model_config.from_served(found))
+            triton.load(model, config=model_config.from_served(found).json)
     except (ServerError, InputError) as error:
         return f"What {model} served before the study could not be served again: {error}"
     return None

@@ -107,8 +107,7 @@ def _left(settings: Settings) -> list[Path]:
 
 def renamed(config: ModelConfig, name: str) -> ModelConfig:
     """The same configuration under another name; instances get their names from Triton."""
-    message = type(config.message)()
-    message.CopyFrom(config.message)
+    message = config.copy()
     message.name = name
     for group in message.instance_group:
         group.ClearField("name")

@@ -286,14 +286,11 @@ def test_a_rounds_trials_wait_in_their_order_and_each_is_claimed_once(store: Sto
     assert [first.cell, second.cell] == [Cell(0, 0), Cell(1, 0)]
     assert first.state is TrialState.WAITING
     assert [store.claim_trial(first.trial_id), store.claim_trial(first.trial_id)] == [True, False]
-    store.set_configuration(first.trial_id, None)
-    assert store.trial(first.trial_id).configuration is None
     store.finish_trial(first.trial_id, TrialState.FINISHED, measurement={"a": 1})
-    store.set_configuration(first.trial_id, CONFIGURATION)  # a finished trial is immutable
     store.end_waiting_trials(job_id, reason="enough")
     ended = [(trial.state, trial.error) for trial in reversed(store.trials(study_id=f"s{job_id}"))]
     assert ended == [(TrialState.FINISHED, None), (TrialState.CANCELLED, "enough")]
-    assert store.trial(first.trial_id).configuration is None
+    assert store.trial(first.trial_id).configuration == CONFIGURATION
 
 
 def test_a_lost_study_is_interrupted_keeps_its_waiting_trials_and_goes_on(store: Store, clock: Clock) -> None:

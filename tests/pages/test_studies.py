@@ -215,6 +215,18 @@ def test_a_preset_fills_the_form(serve: Callable[..., None], with_model: Any) ->
     assert app.text_input(key="sweep_concurrency").value == ""
 
 
+def test_the_preset_that_is_no_study_asks_for_a_reload_whose_stall_is_measured(
+    serve: Callable[..., None], with_model: Any
+) -> None:
+    serve()
+    app = open_page("pages/sweep.py")
+    selectbox(app, "Preset").select("reload").run()
+    button(app, "Reload and measure the stall").click().run()
+    payload = with_model.store.jobs([JobKind.TUNE])[0].payload
+    asked = {name: value for name, value in payload["change"].items() if value not in (None, {})}
+    assert list(asked) in (["max_queue_delay_microseconds"], ["instance_count"])
+
+
 def test_the_form_gives_back_the_plan_that_filled_it() -> None:
     from tritune import presets
     from tritune.study_plan import StudyPlan

@@ -183,7 +183,7 @@ def test_ports_that_are_lost_again_and_again_end_in_one_sentence(
 SILENT = 'exec bash -c \'exec -a "$0" sleep 60\' "$0"'
 
 
-@pytest.mark.parametrize("moment", ["_wait_until_live", "_load_all"])
+@pytest.mark.parametrize("moment", ["_wait_until_live", "load_all"])
 def test_a_start_that_is_interrupted_leaves_no_process_no_folder_and_no_record(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

@@ -34,6 +34,11 @@ class Server:
     def config(self, _: str) -> Any:
         return self.served
 
+    def load(self, _: str, *, config: str) -> None:
+        if self.refuses:
+            raise TritonRefusedError("No.")
+        self.served = FOUND if config == model_config.from_served(FOUND).json else "a candidate"
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
@@ -41,13 +46,8 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def taking_turns(settings: Settings, server: Server, monkeypatch: pytest.MonkeyPatch) -> turns.Turns:
-    def serve(_: Any, __: str, config: Any) -> None:
-        if server.refuses:
-            raise TritonRefusedError("No.")
-        server.served = FOUND if config.text == model_config.from_served(FOUND).text else "a candidate"
-
     monkeypatch.setattr(turns, "servers", SimpleNamespace(connect=lambda _: server, status=lambda _: server))
-    monkeypatch.setattr(turns, "deploy", SimpleNamespace(serve=serve, warm=lambda *_: None))
+    monkeypatch.setattr(turns, "deploy", SimpleNamespace(warm=lambda *_: None))
     return turns.Turns(settings, "m", [CONFIG, CONFIG, CONFIG], FOUND)
 
 

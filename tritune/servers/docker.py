@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tritune import onnx_model
@@ -79,7 +80,8 @@ def start(
     known = _start(settings, image, gpus, port_base, progress)
     try:
         progress(f"Triton {known.triton_version} is ready at {known.endpoints.http}.")
-        _load_all(settings, known, progress)
+        with connect(settings, known) as triton:
+            embedded.load_all(triton, settings.model_repo, progress, partial(_ended_over, settings, known))
     except TrituneError:
         raise
     except BaseException:  # cancelled, or Ctrl-C: a start that was called off leaves no server
@@ -188,7 +190,7 @@ def _wait_until_live(settings: Settings, known: ServerRecord) -> ServerRecord:
             if ended is not None:
                 raise _failed(settings, known, f"Triton did not start in {known.image}: {ended}")
             time.sleep(0.2)
-        if _answers(stranger) or not _answers(triton):
+        if stranger.lets_control() or not triton.lets_control():
             raise _failed(settings, known, "Triton's control API does not ask for the header it was given")
         version = str(triton.server_metadata().get("version", ""))
     ready = replace(known, state=ServerState.READY, triton_version=version)
@@ -205,26 +207,10 @@ def _failed(settings: Settings, known: ServerRecord, reason: str) -> ServerError
     return ServerError(f"{text} Its log is in {settings.server_log}.")
 
 
-def _answers(triton: Triton) -> bool:
-    try:
-        triton.index()
-    except ServerError:
-        return False
-    return True
-
-
-def _load_all(settings: Settings, known: ServerRecord, progress: Callable[[str], None]) -> None:
-    """Load every model of the repository, one by one; a bad one is told and does not stop the others."""
-    with connect(settings, known) as triton:
-        for name in embedded.model_folders(settings.model_repo):
-            try:
-                triton.load(name)
-            except TrituneError as error:
-                progress(str(error))
-                if ended := _why_ended(known):
-                    raise _failed(settings, known, f"Triton ended while it loaded {name}: {ended}") from error
-            else:
-                progress(f"Loaded {name}.")
+def _ended_over(settings: Settings, known: ServerRecord, name: str) -> ServerError | None:
+    """The error where the container ended while it loaded this model."""
+    ended = _why_ended(known)
+    return _failed(settings, known, f"Triton ended while it loaded {name}: {ended}") if ended else None
 
 
 # --- finding it again, stopping it ---------------------------------------------------------------------------------
@@ -251,7 +237,7 @@ def _adopt(settings: Settings, client: Any, image: str, gpus: str) -> ServerReco
         http, grpc, metrics = (f"{end['HostIp']}:{end['HostPort']}" for end in bound)
         endpoints = Endpoints(http, grpc, metrics, control=(name, value))
         with Triton(endpoints, timeout_s=3) as triton:
-            if not triton.is_live() or not _answers(triton):
+            if not triton.is_live() or not triton.lets_control():
                 continue
             version = str(triton.server_metadata().get("version", ""))
         known = ServerRecord(

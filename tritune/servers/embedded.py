@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ START_TRIES = 5
 START_TIMEOUT_S = 60.0
 PORT_TAKEN = "already in use"
 KILL_AFTER_S = launch.EXIT_TIMEOUT_S + 15.0
+
+WhyEnded = Callable[[str], ServerError | None]
 
 
 class _PortLost(Exception):
@@ -70,7 +73,8 @@ def start(settings: Settings, *, port_base: int | None, progress: Callable[[str]
             continue
         try:
             progress(f"Triton {known.triton_version} is ready at {known.endpoints.http}.")
-            _load_all(settings, known, progress)
+            with connect(settings, known) as triton:
+                load_all(triton, settings.model_repo, progress, partial(_ended_over, settings, known))
         except TrituneError:
             raise
         except BaseException:  # cancelled, or Ctrl-C: a start that was called off leaves no server
@@ -151,36 +155,37 @@ def _wait_until_live(settings: Settings, known: ServerRecord) -> str:
             if PORT_TAKEN in _read_log(settings):
                 raise ServerError(PORT_TAKEN)
             if ports <= record.listening_ports(known.pid or 0) and triton.is_live():
-                if _answers(stranger) or not _answers(triton):
+                if stranger.lets_control() or not triton.lets_control():
                     raise ServerError("its control API does not ask for the header it was given")
                 return str(triton.server_metadata().get("version", ""))
             time.sleep(0.05)
     raise ServerError(f"it did not answer within {START_TIMEOUT_S:.0f} s")
 
 
-def _answers(triton: Triton) -> bool:
-    try:
-        triton.index()
-    except ServerError:
-        return False
-    return True
+def load_all(triton: Triton, repository: Path, progress: Callable[[str], None], why_ended: WhyEnded) -> None:
+    """Load every model of the repository, one by one; a bad one is told and does not stop the others.
+
+    Raises what `why_ended` (a model's name) gives: the server ended over that model.
+    """
+    for name in model_folders(repository):
+        try:
+            triton.load(name)
+        except TrituneError as error:
+            progress(str(error))
+            if (ended := why_ended(name)) is not None:
+                raise ended from error
+        else:
+            progress(f"Loaded {name}.")
 
 
-def _load_all(settings: Settings, known: ServerRecord, progress: Callable[[str], None]) -> None:
-    """Load every model of the repository, one by one; a bad one is told and does not stop the others."""
-    with connect(settings, known) as triton:
-        for name in model_folders(settings.model_repo):
-            try:
-                triton.load(name)
-            except TrituneError as error:
-                progress(str(error))
-                if not known.is_running:
-                    words = reason_in_log(_read_log(settings)) or "it left no words"
-                    reason = f"Triton ended while it loaded {name}: {words}."
-                    record.write(settings, replace(known, state=ServerState.FAILED, reason=reason))
-                    raise ServerError(f"{reason} Move that model away; the log is {settings.server_log}.") from error
-            else:
-                progress(f"Loaded {name}.")
+def _ended_over(settings: Settings, known: ServerRecord, name: str) -> ServerError | None:
+    """The error where the server ended while it loaded this model, remembered as its state."""
+    if known.is_running:
+        return None
+    words = reason_in_log(_read_log(settings)) or "it left no words"
+    reason = f"Triton ended while it loaded {name}: {words}."
+    record.write(settings, replace(known, state=ServerState.FAILED, reason=reason))
+    return ServerError(f"{reason} Move that model away; the log is {settings.server_log}.")
 
 
 def onnx_limits(settings: Settings) -> images.OnnxLimits | None:

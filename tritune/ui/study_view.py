@@ -14,6 +14,7 @@ import streamlit as st
 from tritune import (
     analysis,
     charts,
+    report,
     study_charts,
     study_frames,
     study_result,
@@ -146,10 +147,11 @@ def best(study: Document) -> None:
         bound = "≥ " if p99.get("at_least") else ""
         ips = wording.figure((cell["throughput_ips"] or {}).get("value"), "inf/s")
         figures = f": {ips} at a P99 of {bound}{wording.figure(p99.get('value'), 'ms')}, {describe_load(found['load'])}"
-    lines = [wording.plain(f"{objective_words(study)}{figures}.")]
+    words = report.objective_words(study)
+    lines = [wording.plain(f"{words[:1].upper()}{words[1:]}{figures}.")]
     if others := found["indistinguishable"]:
-        words = study_frames.load_words(study)
-        where = {number: f" ({text})" if len(words) > 1 else "" for number, text in words.items()}
+        loads = study_frames.load_words(study)
+        where = {number: f" ({text})" if len(loads) > 1 else "" for number, text in loads.items()}
         named = [each["label"] + where[each["load_number"]] for each in others]
         lines.append(wording.plain(f"Cannot be told from it: {study_tables.several(named)}."))
     if found.get("doubt"):
@@ -163,16 +165,6 @@ def objective(study: Document) -> tuple[float | None, float | None]:
     """The P99 limit in ms and the least throughput in inferences/s, None where there is none."""
     found = (study.get("plan") or {}).get("objective") or {}
     return found.get("p99_ms"), found.get("min_throughput_ips")
-
-
-def objective_words(study: Document) -> str:
-    limit_ms, least_ips = objective(study)
-    if limit_ms is not None:
-        also = f" and at least {least_ips:,g} inferences/s" if least_ips is not None else ""
-        return f"Highest throughput with a P99 of at most {limit_ms:g} ms{also}"
-    if least_ips is not None:
-        return f"Lowest P99 with at least {least_ips:,g} inferences/s"
-    return "Highest throughput (no limits were set)"
 
 
 # --- filters ---------------------------------------------------------------------------------------------------------

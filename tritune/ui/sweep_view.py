@@ -103,11 +103,14 @@ def sources(model: str) -> None:
     """Presets, and a plan's file to begin with."""
     with st.expander("Begin with a preset or a plan's file", icon=":material/folder_open:"):
         left, right = st.columns(2, gap="medium")
-        studies = {name: each for name, each in presets.PRESETS.items() if each.kind is PresetKind.STUDY}
-        chosen = left.selectbox("Preset", list(studies), format_func=lambda name: studies[name].title, index=0)
-        left.markdown(f"**The claim:** {wording.plain(studies[chosen].claim)}")
-        left.caption(f"What is measured: {wording.plain(studies[chosen].measured)}")
-        left.button("Use this preset", on_click=lambda: fill(studies[chosen].plan(model)))
+        name = left.selectbox("Preset", list(presets.PRESETS), format_func=lambda name: presets.PRESETS[name].title)
+        chosen = presets.PRESETS[name]
+        left.markdown(f"**The claim:** {wording.plain(chosen.claim)}")
+        left.caption(f"What is measured: {wording.plain(chosen.measured)}")
+        if chosen.kind is PresetKind.STUDY:
+            left.button("Use this preset", on_click=lambda: fill(chosen.plan(model)))
+        else:
+            _reload_preset(left, model)
         right.file_uploader(
             "A plan in TOML, or a Model Analyzer YAML",
             ["toml", "yaml", "yml"],
@@ -118,6 +121,16 @@ def sources(model: str) -> None:
         right.caption("Download the plan below and commit it; `tritune sweep --plan FILE` runs the same study.")
     for kind, text in st.session_state.get(SAID, ()):
         (st.error if kind == "error" else st.info)(wording.plain(text))
+
+
+def _reload_preset(where: Any, model: str) -> None:
+    """The preset that is no study: a small change, whose reload is measured; the tune page shows the stall and undoes
+    it."""
+    served = ui.served_configuration(model)
+    unable = served is None or ui.is_elsewhere() or ui.active() is not None
+    if where.button("Reload and measure the stall", icon=":material/restart_alt:", disabled=unable) and served:
+        change = presets.reload_change(served)
+        ui.submit(JobKind.TUNE, {"model": model, "change": change.to_dict(), "undo": False}, to="pages/tune.py")
 
 
 def _read_upload(model: str) -> None:
